@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # settings are checked without torch
 A, B = ".lora_A.weight", ".lora_B.weight"
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+DECODER, TOWER = "model.language_model.", r".*\bvisual\b.*"  # names in a model that sees
 
 
 def named(adapter: str, tensor: str) -> str:
@@ -94,7 +95,7 @@ def write_adapter(
     from safetensors.torch import save_file
 
     rank = next(tensor.shape[0] for name, tensor in tensors.items() if name.endswith(A))
-    config = {
+    config: dict[str, object] = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base_model,
@@ -105,6 +106,8 @@ def write_adapter(
         "target_modules": sorted({name.split(".")[-3] for name in tensors}),
         "inference_mode": True,
     }
+    if any(name.startswith(DECODER) for name in tensors):  # layers of the tower have equal names
+        config["exclude_modules"] = TOWER
     with explained(str(directory), sum(tensor.nbytes for tensor in tensors.values())):
         directory.mkdir(parents=True, exist_ok=True)
         (directory / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
@@ -139,16 +142,19 @@ def write_merged(
     scale: float,
     aliases: Mapping[str, str],
     path: Path,
+    name_in_model: Callable[[str], str] = str,
 ) -> None:
     """Write the weights of a model's files with the adapter added: rounded to bf16, as
     engines hold them, added, and rounded again. aliases: further names of tied weights, which are
-    stored once, each with the first name. Raises ValueError for an adapter of other modules,
-    StoreError."""
+    stored once, each with the first name. name_in_model: of a stored tensor. Raises ValueError for
+    an adapter of other modules, StoreError."""
     import torch
 
     from artifacts.weights import read_weights, stored_shapes, stream_weights
 
-    stored = {name: shape for file in files for name, shape in stored_shapes(file).items()}
+    stored = {
+        name_in_model(name): shape for file in files for name, shape in stored_shapes(file).items()
+    }
     shapes = {name: shape for name, shape in stored.items() if aliases.get(name) not in stored}
     strange = sorted(stem for stem in map(stem_of, adapter) if f"{stem}.weight" not in shapes)
     if strange:
@@ -159,7 +165,7 @@ def write_merged(
     base = (
         (name, tensor.to(torch.bfloat16))
         for file in files
-        for name, tensor in read_weights(file)
+        for name, tensor in ((name_in_model(old), each) for old, each in read_weights(file))
         if name in shapes
     )
     merged = merged_weights(base, adapter, scale)

@@ -18,7 +18,8 @@ from artifacts.checkpoint import Checkpoints
 from artifacts.records import WeightsRef
 from artifacts.weight_files import MODEL_WEIGHTS, weight_files
 from artifacts.weights import read_weights
-from tasks.learner.architecture import aliases_of
+from tasks.engines.model_files import takes_pictures
+from tasks.learner.architecture import aliases_of, name_in_model
 from tasks.learner.publication import written
 from tasks.learner.replay import check_digest, replay_training, versions_of
 from tasks.learner.reports import PublishReport
@@ -112,7 +113,10 @@ def _export_adapters(
     with a folder for each of several."""
     tensors, lora = dict(read_weights(weights.path)), run.learner.lora
     base, merges = Path(run.model_path), part_of(tensors, best or lora.names[0])
-    write_merged(weight_files(base), merges, lora.scale, aliases_of(base), model / MODEL_WEIGHTS)
+    named = name_in_model if takes_pictures(str(base)) else str
+    write_merged(
+        weight_files(base), merges, lora.scale, aliases_of(base), model / MODEL_WEIGHTS, named
+    )
     folder = model.with_name(layout.ADAPTER)
     for name in lora.names:
         own = part_of(tensors, name)

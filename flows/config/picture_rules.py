@@ -49,10 +49,15 @@ def _not_yet(config: Parts) -> Iterator[str]:
             f"{PREFIX} engine.tensor_parallel_size=1, got {engine.tensor_parallel_size}: the tower"
             " is not spread over devices; set it"
         )
-    if learner.lora.rank:
+    if learner.lora.rank and learner.vision == "trained":
         yield (
-            f"{PREFIX} learner.lora.rank=0, got {learner.lora.rank}: adapters were tried with"
-            " models of text alone; leave it out"
+            f"{PREFIX} learner.vision=frozen beside an adapter, which is of the decoder alone, got"
+            " learner.vision=trained; leave it or learner.lora out"
+        )
+    if learner.lora.rank and learner.parameters == "sharded":
+        yield (
+            f"{PREFIX} learner.parameters=replicated beside an adapter, got 'sharded': the tower"
+            " is whole on every rank; set it"
         )
     if learner.has_critic:
         yield (

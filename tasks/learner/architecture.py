@@ -154,6 +154,16 @@ def aliases_of(path: Path) -> dict[str, str]:
     }
 
 
+def name_in_model(name: str) -> str:
+    """The name in transformers' Qwen2.5-VL of a tensor of its files, which have other names or the
+    same."""
+    if name.startswith("visual."):
+        return f"model.{name}"
+    rest = name.removeprefix("model.")
+    is_other = rest != name and not rest.startswith(("language_model.", "visual."))
+    return f"model.language_model.{rest}" if is_other else name
+
+
 def empty_model(config: Any) -> Any:  # Any: as above, and models
     """Build the model on the meta device: shapes without numbers, which take no memory."""
     with building_model(), torch.device("meta"):

@@ -229,7 +229,7 @@ def placed(
     if recompute_layers:
         recompute(model)
     if lora.rank:
-        return PolicyModel(model, _of_adapter(model, compute, ranks, placement, lora))
+        return PolicyModel(model, _of_adapter(model, compute, ranks, placement, lora), tower)
     if tower is not None and (placement == "sharded" or not tower.is_trained):
         return PolicyModel(model, _beside_tower(model, compute, ranks, placement, tower), tower)
     return PolicyModel(model, _trained(model, compute, ranks, placement), tower)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from artifacts.adapter_files import merged, write_adapter
 from artifacts.datasets.rows import Message
 from artifacts.datasets.shapes import drawn
 from artifacts.models.character_tokenizer import seeing_tokenizer
@@ -25,6 +26,7 @@ from tasks.engines.picture_prompts import with_pictures
 from tasks.engines.vllm.core import VllmCore
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.lora_config import LoraConfig
 from tasks.learner.pictures import rotary_positions
 from tasks.learner.trainer import LearnerRank
 from tasks.tiny_models.seeing import build_seeing_model
@@ -267,3 +269,53 @@ async def test_a_load_that_keeps_the_cache_changes_no_draw_and_shows_new_prompts
     wanted = plain_logprobs(seeing, (*shown[0], *new.token_ids), shown[1], versions[2][1])
     given = torch.tensor(new.logprobs)
     torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)
+
+
+async def test_an_adapter_of_the_decoder_is_held_and_computed_with_beside_pictures(
+    seeing: Seeing, slot: Slot, tmp_path: Path
+) -> None:
+    """Learner and engine agree on its matrices and on probes with pictures; behind pictures tokens
+    have the log-probabilities of a model with the adapter added. The last test: its engine takes
+    the place of the other one."""
+    lora = LoraConfig(rank=4)  # of scale 2, with which numbers of bf16 stay such
+    config = LearnerConfig(compute="fp32", pictures=str(seeing.folder), lora=lora)
+    shapes = LearnerRank(config, seeing.path, 0, 1)._policy.parameters.shapes
+    chance = torch.Generator().manual_seed(3)
+    adapter = {  # numbers of bf16, as engines get them
+        name: (0.2 * torch.randn(shape, generator=chance)).bfloat16().float()
+        for name, shape in shapes.items()
+    }
+    write_adapter(tmp_path / "adapter", adapter, scale=lora.scale, base_model="")
+    begun = lora.model_copy(update={"initial": str(tmp_path / "adapter")})
+    learner = LearnerRank(config.model_copy(update={"lora": begun}), seeing.path, 0, 1)
+    slot.take()
+    engine = VllmEngine(
+        config=seeing.engine._config.model_copy(update={"adapter": lora.engine_shape}),
+        model_path=seeing.path,
+        name="engine-b",
+        cpu_ids=None,
+        seed=1,
+    )
+    engine.start()
+    slot.hold(engine)
+    shown = seeing.shown(FIELDS, BARS[0])
+    probes = (PicturedProbe.of(*shown),)
+    weights = learner.export_weights(1, str(tmp_path / "1.safetensors"))
+    assert weights is not None
+    held = await engine.load_weights(weights, probes, Running.DROP)
+    assert held.fingerprints == learner.fingerprints()
+    assert held.probe_logprobs is not None
+    ours, theirs = learner.probe(probes)[0], held.probe_logprobs[0]
+    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=TOLERANCE, rtol=0)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(seeing.path, dtype=torch.float32)
+    added = {
+        name: merged(name, weight, adapter, lora.scale)
+        for name, weight in model.state_dict().items()
+    }
+    done = await generate(engine, [request(shown, "9/0", index) for index in range(3)])
+    plain = plain_logprobs(seeing, shown[0], shown[1])
+    assert (plain - torch.tensor(theirs)).abs().max() > 0.05, "the adapter is not small"
+    for each in done.values():
+        wanted = plain_logprobs(seeing, (*shown[0], *each.token_ids), shown[1], added)
+        given = torch.tensor(each.logprobs)
+        torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)

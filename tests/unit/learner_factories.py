@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from turn_factories import VOCABULARY, as_episode, random_turns
 
+from artifacts.adapter_files import A, B
 from artifacts.records import Group, Outcome, Prompt, Response, Routes, Score
 from tasks.learner.dealing import GroupPart
 from tasks.learner.micro_step import MicroStep
@@ -206,6 +207,27 @@ def check_gradients(policy: PolicyModel, model: nn.Module) -> None:
             atol=1e-5 * (1 + float(wanted.abs().max())),
             msg=lambda text, name=name: f"{name}: {text}",
         )
+
+
+def add_adapter(model: nn.Module, adapter: Mapping[str, Tensor], scale: float) -> None:
+    """Freeze a plain model, and add the adapter's products to its layers' outputs by hooks, which
+    are functions of tensors with gradients of their own."""
+    model.requires_grad_(False)
+    for name, tensor in adapter.items():
+        if name.endswith(A):
+            stem = name.removesuffix(A)
+            first, second = tensor, adapter[stem + B]
+
+            def add(
+                module: nn.Module,
+                inputs: tuple[Tensor, ...],
+                output: Tensor,
+                first: Tensor = first,
+                second: Tensor = second,
+            ) -> Tensor:
+                return output + scale * (inputs[0] @ first.T @ second.T)
+
+            model.get_submodule(stem).register_forward_hook(add)
 
 
 @contextmanager

@@ -9,7 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from learner_factories import ALONE, make_model, naive_logp, naive_model, one_row, random_groups
+from learner_factories import (
+    ALONE,
+    add_adapter,
+    make_model,
+    naive_logp,
+    naive_model,
+    one_row,
+    random_groups,
+)
 from plan_factories import CONTEXT
 from torch import Tensor
 from transformers import Qwen3MoeConfig
@@ -63,25 +71,9 @@ def published(rank: LearnerRank, path: Path) -> dict[str, Tensor]:
 
 
 def adapted(path: str, adapter: dict[str, Tensor], scale: float) -> Any:  # Any: of transformers
-    """The plain model with hooks that add the adapter's products to its layers' outputs, which are
-    functions of tensors with gradients of their own."""
+    """The plain model with the adapter."""
     model = naive_model(path)
-    model.requires_grad_(False)
-    for name, tensor in adapter.items():
-        if name.endswith(A):
-            stem = name.removesuffix(A)
-            first, second = tensor, adapter[stem + B]
-
-            def add(
-                module: torch.nn.Module,
-                inputs: tuple[Tensor, ...],
-                output: Tensor,
-                first: Tensor = first,
-                second: Tensor = second,
-            ) -> Tensor:
-                return output + scale * (inputs[0] @ first.T @ second.T)
-
-            model.get_submodule(stem).register_forward_hook(add)
+    add_adapter(model, adapter, scale)
     return model
 
 

@@ -15,22 +15,30 @@ import pytest
 import torch
 from learner_factories import (
     ALONE,
+    add_adapter,
     check_gradients,
     naive_loss,
     one_row,
     random_groups,
     run_rows,
 )
+from peft import PeftModel
 from picture_factories import PICTURE, draw_prompt, make_seeing_model, random_patches
 from rank_processes import run_processes
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import Qwen2_5_VLForConditionalGeneration
 from turn_factories import as_episode
 
+from artifacts.adapter_files import A, B, write_adapter, write_merged
 from artifacts.models.picture_processor import Patches
 from artifacts.records import Group, ShownPicture, pack, unpack
+from artifacts.weight_files import weight_files
+from artifacts.weights import read_weights
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
+from tasks.learner.architecture import aliases_of, name_in_model
+from tasks.learner.lora_config import LoraConfig
 from tasks.learner.losses.weighted import ReinforceLoss
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.objective import Objective
@@ -164,6 +172,68 @@ def test_gradients_of_packed_pictures_are_those_of_a_plain_pass_over_each_sequen
         assert parameter.grad is not None
         assert parameter.grad.abs().max() > 0, name
     check_gradients(policy, model)
+
+
+def test_an_adapter_of_what_sees_has_the_gradients_of_a_plain_pass(tmp_path: Path) -> None:
+    """Of the decoder's matrices alone; neither of a pair is zero."""
+    path = make_seeing_model(tmp_path / "model")
+    pictures = Pictures(read=random_patches, is_trained=False)
+    lora = LoraConfig(rank=4, alpha=6.0)
+    shapes = load_policy(path, "fp32", ALONE, lora=lora, pictures=pictures).parameters.shapes
+    assert not any(map(is_of_tower, shapes))
+    assert len(shapes) == 2 * 2 * 7, "of two layers the seven matrices"
+    chance = torch.Generator().manual_seed(3)
+    adapter = {name: 0.2 * torch.randn(shape, generator=chance) for name, shape in shapes.items()}
+    write_adapter(tmp_path / "adapter", adapter, scale=1.5, base_model="")
+    lora = lora.model_copy(update={"initial": str(tmp_path / "adapter")})
+    policy = load_policy(path, "fp32", ALONE, lora=lora, pictures=pictures)
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        path, dtype=torch.float32, attn_implementation="eager"
+    )
+    leaves = {name: each.clone().requires_grad_() for name, each in adapter.items()}
+    add_adapter(model, leaves, 1.5)
+    samples = samples_of(3)
+    total = trained(policy, samples, 60)
+    expected = naive_loss(samples, lambda sample: plain_logp(model, sample, temperature=0.8))
+    expected.backward()
+    assert total == pytest.approx(expected.item(), rel=1e-4)
+    for name, leaf in leaves.items():
+        assert leaf.grad is not None
+        largest = float(leaf.grad.abs().max())
+        got = policy.parameters.gradient(name)
+        torch.testing.assert_close(got, leaf.grad, rtol=1e-3, atol=1e-5 * (1 + largest))
+
+
+@pytest.mark.parametrize("is_other", [True, False])
+def test_an_adapter_of_what_sees_is_merged_into_files_of_either_names(
+    tmp_path: Path, is_other: bool
+) -> None:
+    """As save_pretrained and the hub have them, or as the model itself has them."""
+    path = make_seeing_model(tmp_path / "model")
+    (file,) = weight_files(Path(path))
+    before = {name_in_model(name): each for name, each in read_weights(file)}
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(path)
+    assert before.keys() == dict(model.named_parameters()).keys()
+    assert before.keys() != dict(read_weights(file)).keys()
+    if not is_other:
+        save_file(before, file, {"format": "pt"})
+    stems = [f"model.language_model.layers.{layer}.mlp.up_proj" for layer in range(2)]
+    adapter = {stem + A: torch.ones(4, 64) for stem in stems}
+    adapter |= {stem + B: torch.ones(96, 4) for stem in stems}
+    aliases = aliases_of(Path(path))
+    write_merged([file], adapter, 0.5, aliases, tmp_path / "merged.safetensors", name_in_model)
+    after = dict(read_weights(tmp_path / "merged.safetensors"))
+    assert after.keys() == before.keys()
+    for name, tensor in before.items():
+        added = 2.0 if name.removesuffix(".weight") in stems else 0.0
+        wanted = (tensor.bfloat16().float() + added).bfloat16()
+        assert torch.equal(after[name], wanted), name
+    write_adapter(tmp_path / "adapter", adapter, scale=1.5, base_model=path)
+    loaded = PeftModel.from_pretrained(model, tmp_path / "adapter")
+    pairs = {name for name, _ in loaded.named_parameters() if "lora_A" in name}
+    assert pairs == {f"base_model.model.{stem}.lora_A.default.weight" for stem in stems}, (
+        "none of the tower, whose layers have equal names"
+    )
 
 
 @pytest.mark.parametrize("is_trained", [True, False])

@@ -229,7 +229,14 @@ TINY_VISION: dict[str, Any] = {"preset": "tiny-vision", "cluster": {"device_kind
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"learner": {"lora": {"rank": 4}}}, "learner.lora.rank=0, got 4"),
+        (
+            {"learner": {"lora": {"rank": 4}, "vision": "trained"}},
+            "learner.vision=frozen beside an adapter.*, got learner.vision=trained",
+        ),
+        (
+            {"learner": {"lora": {"rank": 4}, "parameters": "sharded"}},
+            "learner.parameters=replicated beside an adapter, got 'sharded'",
+        ),
         ({"learner": {"advantage": {"kind": "gae"}}}, "got learner.advantage.kind=gae"),
         ({"engine": {"tensor_parallel_size": 2}}, "tensor_parallel_size=1, got 2"),
     ],

@@ -16,7 +16,7 @@ batch passes `set_active_adapters`, with a mapping in the order of the runner's 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from artifacts.adapter_files import A, B, named, part_of, stem_of
 from artifacts.models.size import ModelSize
@@ -84,7 +84,7 @@ def load_adapters(
     from vllm.lora.lora_weights import LoRALayerWeights
 
     manager, ids = runner.lora_manager._adapter_manager, slot_ids(shape)
-    parts = {stem for stem, _, _ in _parts(manager)}
+    parts = {part.stem: part.name for part in _parts(manager)}
     owned = {name: part_of(tensors, name) for name in ids}
     stems = {name: sorted(set(map(stem_of, own))) for name, own in owned.items()}
     unknown = [
@@ -112,8 +112,12 @@ def load_adapters(
             # a copy of A: vLLM keeps both, and what comes without a file lies in the learner's
             # memory
             loras = {
-                stem: LoRALayerWeights(
-                    stem, shape.rank, shape.rank, owned[name][stem + A].clone(), scaled[name][stem]
+                parts[stem]: LoRALayerWeights(
+                    parts[stem],
+                    shape.rank,
+                    shape.rank,
+                    owned[name][stem + A].clone(),
+                    scaled[name][stem],
                 )
                 for stem in stems[name]
             }
@@ -132,11 +136,20 @@ def _leaf(name: str) -> str:
     return name.rpartition(".")[2]
 
 
-def _parts(manager: Any) -> Iterator[tuple[str, Any, int]]:
-    """(name in the checkpoint, layer, place among its parts) of all that can be adapted."""
+class _AdaptedPart(NamedTuple):
+    stem: str  # its name in the checkpoint
+    name: str  # in vLLM
+    layer: Any  # vLLM's, of no useful type
+    place: int  # among the parts of the layer
+
+
+def _parts(manager: Any) -> Iterator[_AdaptedPart]:
+    """All that can be adapted."""
+    from tasks.engines.vllm.model_parts import in_checkpoint
+
     for name, layer in manager.modules.items():
         for place, part in enumerate(manager.packed_modules.get(name, [name])):
-            yield part, layer, place
+            yield _AdaptedPart(in_checkpoint(manager.model, part), part, layer, place)
 
 
 def _held(
@@ -150,7 +163,7 @@ def _held(
 
     slot = manager.lora_index_to_id.index(number)
     prints: dict[str, int] = {}
-    for stem, layer, place in _parts(manager):
+    for stem, _, layer, place in _parts(manager):
         pair = layer.lora_a_stacked[place][slot, 0], layer.lora_b_stacked[place][slot, 0]
         if stem not in scaled:
             if any(held.any() for held in pair):

@@ -189,7 +189,8 @@ class VllmCore:
             live.spans = live.spans_with(self._version)
         if self._adapter_shape is not None and not self._adapters and probes:
             with alone(self._scheduler):  # once: no batch may leave the adapter out afterwards
-                found = prompt_logprobs(self._engine, probes, Entry(salt="base"))
+                entry = Entry(salt="base", inputs=self._pictures)
+                found = prompt_logprobs(self._engine, probes, entry)
             self._of_base = tuple(probes), found
         prints = self._engine.collective_rpc(
             "load_version", args=(weights, self._name, self._adapter_shape)

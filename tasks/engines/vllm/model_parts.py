@@ -102,10 +102,9 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[st
     """Yield (module, parameter, checkpoint names of its parts along the output axis) for every
     parameter. A tied parameter always has the names under which it was met first."""
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-    renamed = _renamed(model)
     first_names: dict[int, list[str]] = {}
     for own_name, module in model.named_modules():
-        module_name = _in_checkpoint(own_name, renamed)
+        module_name = in_checkpoint(model, own_name)
         stem, dot, leaf = module_name.rpartition(".")
         for kind, parameter in module.named_parameters(recurse=False):
             if are_experts(module):
@@ -115,20 +114,12 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[st
             yield module, parameter, first_names.setdefault(id(parameter), names)
 
 
-def _renamed(model: nn.Module) -> Mapping[str, str]:
-    """The beginnings of names in vLLM that differ in checkpoints, and what they are there: of a
-    model with a vision tower, whose layers vLLM names otherwise."""
+def in_checkpoint(model: nn.Module, name: str) -> str:
+    """The name in a checkpoint of a module of vLLM: another one in a model with a tower."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None or not hasattr(model, "visual"):
-        return {}
-    found: dict[str, str] = {}
-    for of_checkpoint, own in mapper.orig_to_new_prefix.items():
-        found.setdefault(own, of_checkpoint)  # the newest names come first
-    return found
-
-
-def _in_checkpoint(name: str, renamed: Mapping[str, str]) -> str:
-    for own, of_checkpoint in renamed.items():
+        return name
+    for of_checkpoint, own in mapper.orig_to_new_prefix.items():  # the newest names come first
         if f"{name}.".startswith(own):
             return f"{of_checkpoint}{f'{name}.'.removeprefix(own)}".removesuffix(".")
     return name
