@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # the small files of a model's directory
 OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
-SEEING = ("Qwen2_5_VLForConditionalGeneration",)  # architectures that take pictures as well
+# architectures that take pictures as well
+SEEING = ("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
 CAUSAL = (
     "ForCausalLM",
     "LMHeadModel",

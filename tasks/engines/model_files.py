@@ -73,6 +73,11 @@ def takes_pictures(model_path: str) -> bool:
     return "vision_config" in _read_json(Path(model_path) / "config.json")
 
 
+def read_model_type(model_path: str) -> str:
+    """The name of the architecture, as transformers has it."""
+    return str(_read_json(Path(model_path) / "config.json")["model_type"])
+
+
 def read_picture_token(model_path: str) -> int:
     """The token that stands for a picture in what a chat template writes."""
     return int(_read_json(Path(model_path) / "config.json")["image_token_id"])

@@ -24,10 +24,10 @@ logger = logging.getLogger(__name__)
 TESTED = frozenset(
     {
         "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
-        "granite", "qwen3_moe", "olmoe", "qwen2_5_vl",
+        "granite", "qwen3_moe", "olmoe", "qwen2_5_vl", "qwen3_vl",
     }
 )  # fmt: skip
-PICTURED = frozenset({"qwen2_5_vl"})  # of them, those that take pictures
+PICTURED = frozenset({"qwen2_5_vl", "qwen3_vl"})  # of them, those that take pictures
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
 ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe", "olmoe"})
 ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
@@ -155,8 +155,8 @@ def aliases_of(path: Path) -> dict[str, str]:
 
 
 def name_in_model(name: str) -> str:
-    """The name in transformers' Qwen2.5-VL of a tensor of its files, which have other names or the
-    same."""
+    """The name in transformers' model with a tower of a tensor of its files, which have other names
+    (Qwen2.5-VL) or the same."""
     if name.startswith("visual."):
         return f"model.{name}"
     rest = name.removeprefix("model.")

@@ -93,7 +93,10 @@ class Decoder:
     def score(self, row: DeviceRow, temperature: float = 1.0) -> HeadResult:
         """Returns log-probabilities and entropies of the row's targets; no gradients."""
         with torch.no_grad(), self.routers.replaying(row.routes):
-            hidden = predicting_states(self.backbone, row, self._embed(row, self._seen(row)))
+            seen = self._seen(row)
+            embedded = self._embed(row, seen)
+            added = added_levels(row, seen, embedded)
+            hidden = predicting_states(self.backbone, row, embedded, added)
         scaled = temperature * self._logits_scaling
         with self.parameters.whole(self._head_name) as weight:
             return head_pass(hidden, weight, row.predictions, scaled)
@@ -116,18 +119,37 @@ class Decoder:
             rows = weight[row.tokens][None]
         embedded = rows if self._embedding_scale == 1.0 else rows * self._embedding_scale
         if row.pictures is not None and seen is not None:
-            embedded[0, row.pictures.nodes] = seen.detach()[row.pictures.places].to(embedded)
+            first = seen.detach()[row.pictures.places, : embedded.shape[-1]]
+            embedded[0, row.pictures.nodes] = first.to(embedded)
         return embedded
 
 
-def predicting_states(backbone: nn.Module, row: DeviceRow, embedded: Tensor) -> Tensor:
-    """Returns the hidden states of the predicting nodes, (R, hidden)."""
+def predicting_states(
+    backbone: nn.Module, row: DeviceRow, embedded: Tensor, added: Tensor | None = None
+) -> Tensor:
+    """Returns the hidden states of the predicting nodes, (R, hidden). added: (M, levels hidden), to
+    be added to the states of the pictures' nodes behind each of the first layers."""
     positions = row.positions[None] if row.pictures is None else row.pictures.rotary[:, None]
+    deepened: dict[str, Any] = {}  # Any: arguments that only some models have
+    if row.pictures is not None and added is not None:
+        is_seen = torch.zeros(embedded.shape[:2], dtype=torch.bool, device=embedded.device)
+        is_seen[0, row.pictures.nodes] = True
+        levels = torch.split(added, embedded.shape[-1], 1)
+        deepened = {"visual_pos_masks": is_seen, "deepstack_visual_embeds": levels}
     output = backbone(
-        inputs_embeds=embedded, position_ids=positions, use_cache=False, tree=row.plan()
+        inputs_embeds=embedded, position_ids=positions, use_cache=False, tree=row.plan(), **deepened
     )
     hidden: Tensor = output.last_hidden_state
     return hidden[0].index_select(0, row.nodes)
+
+
+def added_levels(row: DeviceRow, seen: Tensor | None, embedded: Tensor) -> Tensor | None:
+    """What the tower adds to the nodes of pictures behind the first layers, (M, levels hidden), as
+    a leaf of its own; None for a row without pictures, or a tower that adds nothing."""
+    hidden = embedded.shape[-1]
+    if row.pictures is None or seen is None or seen.shape[1] == hidden:
+        return None
+    return seen.detach()[row.pictures.places, hidden:].requires_grad_(seen.requires_grad)
 
 
 class PolicyModel(Decoder):
@@ -151,7 +173,8 @@ class PolicyModel(Decoder):
     ) -> HeadResult:
         seen = self._seen(row)
         embedded = self._embed(row, seen).requires_grad_()
-        hidden = predicting_states(self.backbone, row, embedded)
+        added = added_levels(row, seen, embedded)
+        hidden = predicting_states(self.backbone, row, embedded, added)
         head_gradient = self._trained(self._head_name)
         with self.parameters.whole(self._head_name) as weight:
             result = head_pass(
@@ -169,8 +192,11 @@ class PolicyModel(Decoder):
         gradient = embedded.grad[0]
         if row.pictures is not None and seen is not None:
             if seen.requires_grad:
+                of_nodes = [gradient[row.pictures.nodes]]
+                if added is not None and added.grad is not None:
+                    of_nodes.append(added.grad)
                 of_seen = torch.zeros_like(seen)
-                add_rows(of_seen, row.pictures.places, gradient[row.pictures.nodes].to(of_seen))
+                add_rows(of_seen, row.pictures.places, torch.cat(of_nodes, 1).to(of_seen))
                 torch.autograd.backward([seen], [of_seen])
             gradient[row.pictures.nodes] = 0.0
         rows_gradient = self._trained(self._embedding_name)

@@ -1,6 +1,7 @@
 """The vision tower of a policy: pictures to the embeddings of their tokens.
 
-    content of a picture ─▶ patches ─▶ tower ─▶ (tokens, hidden)
+    content of a picture ─▶ patches ─▶ tower ─▶ (tokens, hidden)       in place of embeddings
+                                          └───▶ (tokens, levels hidden)  behind the first layers
 
 Each distinct picture of a row is computed once, whatever number of responses follow it. A frozen
 tower computes a picture once in a run, and keeps its embeddings up to a bound of bytes.
@@ -58,8 +59,9 @@ class Tower:
         self._kept = LatestMade(self._frozen, lambda made: made.nbytes, KEPT_BYTES)
 
     def embedded(self, pictures: Sequence[NumberedPicture]) -> Tensor:
-        """The embeddings of the pictures' tokens, (all their tokens, hidden); with a graph behind
-        them if the tower is trained and gradients are on."""
+        """The embeddings of the pictures' tokens, and beside them what is added behind each of the
+        decoder's first layers (Qwen3-VL's DeepStack): (all their tokens, (1 + levels) hidden); with
+        a graph behind them if the tower is trained and gradients are on."""
         if self.is_trained:
             return self._computed([picture.content for picture in pictures])
         return torch.cat([self._kept.of(picture.content) for picture in pictures])
@@ -75,8 +77,8 @@ class Tower:
         output = self._visual(
             pixels.to(self._device, self._visual.dtype), grid_thw=grids.to(self._device)
         )
-        found: Tensor = output.pooler_output
-        return found
+        levels = getattr(output, "deepstack_features", None) or ()
+        return torch.cat([output.pooler_output, *levels], 1)
 
 
 def tower_of(model: Any, pictures: Pictures | None, device: torch.device) -> Tower | None:

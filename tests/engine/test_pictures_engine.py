@@ -3,18 +3,20 @@ prompt's cache by its pictures, and sees with the tower of the weights that it h
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import Qwen2_5_VLForConditionalGeneration
+from picture_factories import make_seeing_model
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration
 
 from artifacts.adapter_files import merged, write_adapter
 from artifacts.datasets.rows import Message
 from artifacts.datasets.shapes import drawn
-from artifacts.models.character_tokenizer import seeing_tokenizer
+from artifacts.models.character_tokenizer import VISION, seeing_tokenizer
 from artifacts.models.picture_processor import processor_of
 from artifacts.models.registry import TinyVisionConfig
 from artifacts.pictures import PictureFolder
@@ -319,3 +321,64 @@ async def test_an_adapter_of_the_decoder_is_held_and_computed_with_beside_pictur
         wanted = plain_logprobs(seeing, (*shown[0], *each.token_ids), shown[1], added)
         given = torch.tensor(each.logprobs)
         torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)
+
+
+def make_qwen3_vl(path: Path) -> str:
+    """A Qwen3-VL with random weights, bf16, that reads the tokens of the tiny tokenizer."""
+    made = AutoModelForImageTextToText.from_pretrained(make_seeing_model(path, kind="qwen3_vl"))
+    made.to(torch.bfloat16).save_pretrained(path)
+    tokenizer = seeing_tokenizer()
+    start, end, picture, video = map(int, tokenizer.convert_tokens_to_ids(list(VISION)))
+    config = json.loads((path / "config.json").read_text())
+    config |= {
+        "vision_start_token_id": start,
+        "vision_end_token_id": end,
+        "image_token_id": picture,
+        "video_token_id": video,
+    }
+    (path / "config.json").write_text(json.dumps(config))
+    tokenizer.save_pretrained(path)
+    return str(path)
+
+
+async def test_qwen3_vl_adds_what_its_tower_sees_behind_the_first_layers_as_the_learner_does(
+    seeing: Seeing, slot: Slot, tmp_path: Path
+) -> None:
+    """Of whole prompts and of those that are computed in chunks, with one tower and another."""
+    path = make_qwen3_vl(tmp_path / "model")
+    config = LearnerConfig(compute="fp32", vision="trained", pictures=str(seeing.folder))
+    learner = LearnerRank(config, path, 0, 1)
+    slot.take()
+    engine = VllmEngine(
+        config=seeing.engine._config.model_copy(update={"max_batched_tokens": 16}),
+        model_path=path,
+        name="engine-c",
+        cpu_ids=None,
+        seed=1,
+    )
+    engine.start()
+    slot.hold(engine)
+    other = replace(seeing, path=path, engine=engine)
+    shown = other.shown(FIELDS, BARS[0])
+    probes = (PicturedProbe.of(*shown), tuple(shown[0][:2]))
+    before = []
+    for version in (1, 2):
+        if version == 2:  # what is added behind the first layer alone has changed
+            for name, tensor in learner._policy.parameters.exported():
+                if name.startswith("model.visual.deepstack_merger_list.0.linear_fc2"):
+                    tensor.mul_(-1.0)
+        weights = learner.export_weights(version, str(tmp_path / f"{version}.safetensors"))
+        assert weights is not None
+        held = await engine.load_weights(weights, probes, Running.DROP)
+        assert held.fingerprints == learner.fingerprints()
+        assert held.probe_logprobs is not None
+        ours, theirs = learner.probe(probes)[0], held.probe_logprobs[0]
+        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=TOLERANCE, rtol=0)
+        before.append(torch.tensor(ours))
+        done = await generate(engine, [request(shown, f"8/{version}", index) for index in range(3)])
+        for each in done.values():
+            whole = PicturedProbe.of((*shown[0], *each.token_ids), shown[1])
+            wanted = torch.tensor(learner.probe((whole,))[0][-len(each.token_ids) :])
+            given = torch.tensor(each.logprobs)
+            torch.testing.assert_close(given, wanted, atol=TOLERANCE, rtol=0)
+    assert (before[0] - before[1]).abs().max() > 0.05, "what is added is not small"

@@ -27,7 +27,7 @@ from picture_factories import PICTURE, draw_prompt, make_seeing_model, random_pa
 from rank_processes import run_processes
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import Qwen2_5_VLForConditionalGeneration
+from transformers import AutoModelForImageTextToText, Qwen2_5_VLForConditionalGeneration
 from turn_factories import as_episode
 
 from artifacts.adapter_files import A, B, write_adapter, write_merged
@@ -141,6 +141,7 @@ def trained(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int) -> 
     return run_rows(step, samples, max_tokens).loss_sum
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("groups_of", [seeing_groups, playing_groups])
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
@@ -150,12 +151,13 @@ def test_gradients_of_packed_pictures_are_those_of_a_plain_pass_over_each_sequen
     tied: bool,
     is_trained: bool,
     groups_of: Callable[[int], tuple[Group, ...]],
+    kind: str,
 ) -> None:
     monkeypatch.setattr(tree_attention, "QUERIES_PER_BLOCK", 16)
-    path = make_seeing_model(tmp_path, tied)
+    path = make_seeing_model(tmp_path, tied, kind=kind)
     pictures = Pictures(read=random_patches, is_trained=is_trained)
     policy = load_policy(path, "fp32", ALONE, pictures=pictures)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+    model = AutoModelForImageTextToText.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
     samples = training_set(groups_of(3), GrpoAdvantage(), SequenceMean()).samples
@@ -281,8 +283,10 @@ def test_no_order_of_arrival_changes_a_row_and_samples_keep_pictures_when_sent()
     assert pack_samples([each for each in samples if not each.pictures]).rotary is None
 
 
-def test_rotary_positions_are_those_of_transformers(tmp_path: Path) -> None:
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(make_seeing_model(tmp_path))
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
+def test_rotary_positions_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
+    path = make_seeing_model(tmp_path, kind=kind)
+    model = AutoModelForImageTextToText.from_pretrained(path)
     ids, pictures = draw_prompt(random.Random(2), ("4x3 a", "2x5 b", "1x1 c"))
     grids = [random_patches(picture.content).grid for picture in pictures]
     types = torch.tensor([[int(index == PICTURE) for index in ids]])

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 from artifacts.models.importing import importing_transformers
@@ -23,10 +24,11 @@ from artifacts.pictures import LatestMade, PictureFolder
 from artifacts.records import ShownPicture
 from artifacts.shown_pictures import MOST_PICTURES
 from artifacts.store import Store
-from tasks.engines.model_files import takes_pictures
+from tasks.engines.model_files import read_model_type, takes_pictures
 
 KEPT_BYTES = 256 * 2**20  # of patches
 _TORCHVISION = "transformers.models.qwen2_vl.image_processing_qwen2_vl"
+_STEMS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}  # of vLLM's classes, by its module
 
 
 def arguments_of(model_path: str) -> dict[str, Any]:  # Any: vLLM's EngineArgs
@@ -44,18 +46,24 @@ def arguments_of(model_path: str) -> dict[str, Any]:  # Any: vLLM's EngineArgs
 def register_architecture(model_path: str) -> None:
     """Make vLLM take the model's class from this process, with a processor that has nothing to
     do."""
+    kind = read_model_type(model_path)
     with importing_transformers():
         if _TORCHVISION not in sys.modules:
             from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as twin
 
             sys.modules[_TORCHVISION] = twin
         from vllm import ModelRegistry
-        from vllm.model_executor.models import qwen2_5_vl as found
         from vllm.multimodal.registry import _ProcessorFactories
 
-    most_tokens = processor_of(model_path).most_tokens
+        found: Any = import_module(f"vllm.model_executor.models.{kind}")  # Any: not typed here
 
-    class Info(found.Qwen2_5_VLProcessingInfo):  # type: ignore[misc]  # vLLM is not typed here
+    most_tokens = processor_of(model_path).most_tokens
+    stem = _STEMS[kind]
+    info_class, processor_class = (
+        getattr(found, f"{stem}{part}") for part in ("ProcessingInfo", "MultiModalProcessor")
+    )
+
+    class Info(info_class):  # type: ignore[misc, valid-type]  # as above
         """What is known of pictures before any is there."""
 
         def get_mm_max_tokens_per_item(
@@ -65,14 +73,14 @@ def register_architecture(model_path: str) -> None:
         ) -> dict[str, int]:
             return {"image": most_tokens}
 
-    class Processor(found.Qwen2_5_VLMultiModalProcessor):  # type: ignore[misc]  # as above
+    class Processor(processor_class):  # type: ignore[misc, valid-type]  # as above
         """A processor of prompts that need none."""
 
         requires_tokenizer = False
 
-    architecture = found.Qwen2_5_VLForConditionalGeneration
+    architecture = getattr(found, f"{stem}ForConditionalGeneration")
     architecture._processor_factory = _ProcessorFactories(
-        info=Info, dummy_inputs=found.Qwen2_5_VLDummyInputsBuilder, processor=Processor
+        info=Info, dummy_inputs=getattr(found, f"{stem}DummyInputsBuilder"), processor=Processor
     )
     ModelRegistry.register_model(architecture.__name__, architecture)
 
