@@ -19,8 +19,8 @@ from artifacts.records import WeightsRef
 from artifacts.weight_files import MODEL_WEIGHTS, weight_files
 from artifacts.weights import read_weights
 from tasks.engines.model_files import takes_pictures
-from tasks.learner.architecture import aliases_of, name_in_model
-from tasks.learner.publication import written
+from tasks.learner.architecture import aliases_of, has_experts, name_in_model, read_config
+from tasks.learner.publication import write_mixture, written
 from tasks.learner.replay import check_digest, replay_training, versions_of
 from tasks.learner.reports import PublishReport
 from tasks.run.actor_handles import learners_of, sleep_engines
@@ -79,9 +79,10 @@ async def begin_checkpoint(run: RunContext, step: int, keep: int) -> asyncio.Tas
 
 def export_model(run: RunContext, weights: WeightsRef, base_model: str = "", best: str = "") -> str:
     """Write the trained model into the run's folder as a Hugging Face directory: the new weights,
-    and all files of the first model's directory but its weights; an adapter is merged, and written
-    beside the model, too, over `base_model`; of several `best` is merged. Returns the model's URL.
-    Call it while no step is under way, outside of event loops."""
+    experts one by one as published checkpoints have them, and all files of the first model's
+    directory but its weights; an adapter is merged, and written beside the model, too, over
+    `base_model`; of several `best` is merged. Returns the model's URL. Call it while no step is
+    under way, outside of event loops."""
     store = run.open_store()
     if not Path(weights.path).exists():  # they came to the engines without a file
         in_step = run.learner.ranks_in_step
@@ -96,7 +97,9 @@ def export_model(run: RunContext, weights: WeightsRef, base_model: str = "", bes
                 and not path.name.endswith(".index.json")
             ):
                 shutil.copyfile(path, model / path.name)
-        if run.learner.lora.engine_shape is None:
+        if run.learner.lora.engine_shape is None and has_experts(read_config(Path(run.model_path))):
+            write_mixture(Path(run.model_path), weights, model)
+        elif run.learner.lora.engine_shape is None:
             shutil.copyfile(weights.path, model / MODEL_WEIGHTS)
         else:
             base_model = base_model or str(Path(run.model_path).resolve())

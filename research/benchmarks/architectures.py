@@ -1,75 +1,157 @@
-"""Which architectures go through learner, engine and sync gate: tiny models with random weights.
+"""Which architectures go through learner, engine and weight check: tiny models of random weights.
 
-    python -m research.benchmarks.architectures               # about ten seconds each, on CPU cores
-    python -m research.benchmarks.architectures --only llama gemma3_text
+    python -m research.benchmarks.architectures               # about a minute each, on CPU cores
+    python -m research.benchmarks.architectures --only llama mixtral --columns learner adapter
+    python -m research.benchmarks.architectures --markdown docs/models.md
 
-For each: an engine starts from one set of weights, learners from two others; they publish one after
-the other, the engine loads, and the gate compares tensors and probes. Two, because an engine loads
-the first version in another way than those that follow. Prints the rows of the table of
-docs/models.md. That packed training equals an ordinary forward and backward is
-tests/unit/test_architectures.py.
+learner   packed training beside plain passes of transformers, in fp32 (`learner_checks`)
+engine    an engine starts from one set of weights, learners from two others; they publish one
+          after the other, the engine loads, and the weight check compares tensors and probes. Two,
+          because an engine loads the first version in another way than those that follow
+adapter   a random one, of attention alone beside experts, in the learner and through the engine
+pictures  as engine, with a tower that is trained and a probe that shows a picture
+experts   two ranks share them; the engine's routes are those of the learner, which replays them
+
+All cells of a column are tried before the next column. With --markdown the page's table is written
+after every cell (`architecture_table`).
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import tempfile
-from collections.abc import Sequence
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
+from artifacts.datasets.rows import Message
+from artifacts.datasets.shapes import drawn
+from artifacts.models.character_tokenizer import (
+    VOCABULARY_SIZE,
+    character_tokenizer,
+    seeing_tokenizer,
+)
+from artifacts.models.picture_processor import processor_of
+from artifacts.models.registry import TinyVisionConfig
+from artifacts.pictures import PictureFolder
 from artifacts.records import WeightsRef
-from research.benchmarks.tiny_architectures import ARCHITECTURES, save_tiny
-from tasks.engines.base import Attestation
+from artifacts.store import Store
+from research.benchmarks.architecture_table import (
+    ADAPTER,
+    ENGINE,
+    EXPERTS,
+    LEARNER,
+    NOT_TRIED,
+    NOTHING_THERE,
+    PICTURES,
+    Check,
+    cell_of,
+    import_once,
+    refusals,
+    with_cells,
+)
+from research.benchmarks.learner_checks import (
+    ShownPrompt,
+    adapter_training,
+    expert_parallel,
+    packed_training,
+    save_random_adapter,
+)
+from research.benchmarks.router_replay import distance, generated, row_of_responses
+from research.benchmarks.tiny_architectures import ARCHITECTURES, LABELS, save_tiny
+from tasks.cluster.gpus import found_gpus
+from tasks.engines.base import Attestation, PicturedProbe, Probes
+from tasks.engines.chat_tokens import ChatTokens
+from tasks.engines.picture_prompts import with_pictures
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
-from tasks.learner.architecture import check_architecture
+from tasks.learner.architecture import (
+    PICTURED,
+    check_architecture,
+    check_packed,
+    has_experts,
+    read_config,
+)
 from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.lora_config import LoraConfig
+from tasks.learner.policy import load_policy
+from tasks.learner.ranks import Ranks
 from tasks.learner.trainer import LearnerRank
-from tasks.learner.weight_check import WeightCheckFailed, check_weights
+from tasks.learner.weight_check import check_weights
+from tasks.tiny_models.seeing import build_seeing_model
+
+logger = logging.getLogger(__name__)
 
 TOLERANCE_NATS = 0.15
 PROBES = (tuple(range(5, 45)), tuple(range(40, 8, -1)), (9, 9, 9, 12, 12, 30))
-ENGINE = VllmEngineConfig(
+# of fp32 in two programs: routes of nearly equal experts, and the largest of a token
+FP32_MOVED, FP32_NATS = 1e-3, 2e-3
+ENGINE_CONFIG = VllmEngineConfig(
     max_num_seqs=4,
     max_model_len=128,
     max_batched_tokens=256,
     kv_cache_gb=0.02,
     gpu_memory_utilization=0.1,
 )
+WHOLE_WEIGHTS = LearnerConfig()
+FEW_STEPS = {"warm_up_steps": 2}  # of a model that sees
+BARS = 'shapes:{"bars":[9,7,4],"ink":"blue"}'
 
 
 async def through_engine_and_gate(
-    models: Sequence[Path], engine_model: Path, folder: Path
+    models: Sequence[Path],
+    engine_model: Path,
+    folder: Path,
+    config: LearnerConfig = WHOLE_WEIGHTS,
+    probes: Probes = PROBES,
 ) -> list[float]:
     """The gate's mean difference of log-probabilities for each of these models, which a learner
     publishes and the engine loads one after the other. Raises WeightCheckFailed or ValueError."""
     # first: vLLM's Transformers backend changes the classes of models that learners compute with
-    published = [_publish(model, version, folder) for version, model in enumerate(models, 1)]
-    engine = VllmEngine(
-        config=ENGINE, model_path=str(engine_model), name="engine", cpu_ids=None, seed=1
-    )
+    published = [
+        publish(model, version, folder, config, probes) for version, model in enumerate(models, 1)
+    ]
+    engine = engine_of(engine_model, adapter=config.lora.engine_shape, pictures=config.pictures)
     try:
         engine.start()
-        return [await _difference(engine, *version) for version in published]
+        return [await _difference(engine, *version, probes) for version in published]
     finally:
         engine.close()
 
 
-def _publish(model: Path, version: int, folder: Path) -> tuple[WeightsRef, Attestation]:
+def engine_of(model: Path, **changes: Any) -> VllmEngine:  # Any: values of settings
+    """An engine of this model, to be started."""
+    config = ENGINE_CONFIG.model_copy(update=changes)
+    return VllmEngine(config=config, model_path=str(model), name="engine", cpu_ids=None, seed=1)
+
+
+def publish(
+    model: Path,
+    version: int,
+    folder: Path,
+    config: LearnerConfig = WHOLE_WEIGHTS,
+    probes: Probes = PROBES,
+) -> tuple[WeightsRef, Attestation]:
     """What a learner of this model writes, and what it attests."""
-    learner = LearnerRank(LearnerConfig(), str(model), 0, 1)
+    learner = LearnerRank(config, str(model), 0, 1)
     weights = learner.export_weights(version, str(folder / f"{version}.safetensors"))
     assert weights is not None
     return weights, Attestation(
-        version=version, fingerprints=learner.fingerprints(), probe_logprobs=learner.probe(PROBES)
+        version=version,
+        fingerprints=learner.fingerprints(),
+        probe_logprobs=learner.probe(probes),
+        base_logprobs=learner.probe_base(probes),
     )
 
 
-async def _difference(engine: VllmEngine, weights: WeightsRef, expected: Attestation) -> float:
-    attested = await engine.load_weights(weights, probes=PROBES)
+async def _difference(
+    engine: VllmEngine, weights: WeightsRef, expected: Attestation, probes: Probes
+) -> float:
+    attested = await engine.load_weights(weights, probes)
     difference = check_weights("engine", attested, expected, TOLERANCE_NATS)
     assert difference is not None, "vLLM computes log-probabilities"
     return difference
@@ -79,32 +161,159 @@ def save_models(name: str, folder: Path, num_models: int) -> list[Path]:
     """Models of an architecture, each with weights of its own."""
     paths = [folder / f"model-{seed}" for seed in range(num_models)]
     for seed, path in enumerate(paths):
-        save_tiny(name, path, VOCABULARY_SIZE, torch.bfloat16, seed)
-        character_tokenizer().save_pretrained(path)
+        if name in PICTURED:
+            path.mkdir()
+            config = TinyVisionConfig.model_validate({"profile": {**FEW_STEPS, "seed": seed}})
+            build_seeing_model(config, path, logger.info)
+        else:
+            save_tiny(name, path, VOCABULARY_SIZE, torch.bfloat16, seed)
+            character_tokenizer().save_pretrained(path)
     return paths
 
 
-def try_out(name: str, folder: Path) -> str:
-    """What the table says of an architecture."""
-    engine_model, *models = save_models(name, folder, 3)
+def show(model: Path, folder: Path) -> ShownPrompt:
+    """A prompt that shows a picture, which is kept in the folder."""
+    kept = PictureFolder(Store.open(str(folder)))
+    kept.keep(drawn(BARS))
+    ids = ChatTokens(seeing_tokenizer()).chat([Message(role="user", content="second=")], 1)
+    tokens, pictures = with_pictures(str(model), ids, [BARS])
+    processor = processor_of(str(model))
+    return ShownPrompt(
+        tokens=tokens, pictures=pictures, read=lambda each: processor.patches(kept.read(each))
+    )
+
+
+def settings_of(name: str, folder: Path) -> LearnerConfig:
+    """The learner's settings: a tower is trained, with pictures of this folder."""
+    seeing = {"vision": "trained", "pictures": str(folder)} if name in PICTURED else {}
+    return LearnerConfig.model_validate(seeing)
+
+
+def try_learner(name: str, folder: Path) -> str:
+    (model,) = save_models(name, folder, 1)
+    with refusals():
+        check_packed(model)
+    packed_training(model, show(model, folder / "pictures") if name in PICTURED else None)
+    return ""
+
+
+def try_engine(name: str, folder: Path) -> str:
+    models, settings = save_models(name, folder, 3), settings_of(name, folder / "pictures")
+    return _told(models, folder, settings, PROBES)
+
+
+def try_pictures(name: str, folder: Path) -> str:
+    models, settings = save_models(name, folder, 3), settings_of(name, folder / "pictures")
+    shown = show(models[0], folder / "pictures")
+    return _told(models, folder, settings, (PicturedProbe.of(shown.tokens, shown.pictures),))
+
+
+def _told(models: Sequence[Path], folder: Path, settings: LearnerConfig, probes: Probes) -> str:
+    """What is said of all models but the first, which the engine starts from."""
+    with refusals():
+        _check_start(models[0], ENGINE_CONFIG)
+    differences = asyncio.run(
+        through_engine_and_gate(models[1:], models[0], folder, settings, probes)
+    )
+    return f"probes differ by {max(differences):.3f} nats"
+
+
+def try_adapter(name: str, folder: Path) -> str:
+    (model,) = save_models(name, folder, 1)
+    with refusals():
+        check_architecture(model)
+    targets: Any = "attention" if has_experts(read_config(model)) else "all"
+    lora = save_random_adapter(model, LoraConfig(rank=4, targets=targets), folder / "adapter")
+    adapter_training(model, lora)
+    refused = ""
     try:
-        check_architecture(engine_model)
-    except ValueError as error:
-        return f"refused: {str(error).partition('it has ')[2].partition(';')[0]}"
-    try:
-        differences = asyncio.run(through_engine_and_gate(models, engine_model, folder))
-    except (WeightCheckFailed, ValueError, RuntimeError) as error:
-        return f"fails: {str(error).splitlines()[0][:300]}"
-    told = " and ".join(f"{difference:.3f}" for difference in differences)
-    return f"passes, probes differ by {told} nats"
+        _check_start(model, ENGINE_CONFIG.model_copy(update={"adapter": lora.engine_shape}))
+    except ValueError as refusal:
+        lora, refused = lora.model_copy(update={"publish": "merged"}), str(refusal)
+    config = LearnerConfig(lora=lora)
+    (difference,) = asyncio.run(through_engine_and_gate([model], model, folder, config))
+    how = f"merged alone ({refused.partition(', got')[0]})" if refused else "beside the weights"
+    return f"of {targets}, {how}: {difference:.3f} nats"
+
+
+def try_experts(name: str, folder: Path) -> str:
+    (model,) = save_models(name, folder, 1)
+    with refusals():
+        check_packed(model)
+        expert_parallel(model, folder)  # first: its processes are forked from this one
+        _check_start(model, ENGINE_CONFIG)
+    obstacle = ENGINE_CONFIG.route_obstacle(read_config(model), _on_cpu())
+    if obstacle:
+        return f"on two ranks; routes are not replayed: {obstacle}"
+    return f"on two ranks; replayed routes: {replayed_routes(model):.0e} nats"
+
+
+def replayed_routes(model: Path) -> float:
+    """Check that the engine recorded the routes that the learner's own routers take, both in fp32;
+    returns the mean difference of log-probabilities when they are replayed. Raises
+    AssertionError."""
+    row = row_of_responses(asyncio.run(generated(model, "float32")))
+    policy = load_policy(str(model), "fp32", Ranks(0, 1, torch.device("cpu")))
+    assert row.routes is not None, "the engine recorded no routes"
+    policy.score(replace(row, routes=None))
+    chosen = policy.routers.chosen.sort(-1).values
+    recorded = row.routes.long().view(chosen.shape).sort(-1).values
+    moved = float((chosen != recorded).any(-1).float().mean())
+    assert moved <= FP32_MOVED, f"{moved:.2%} of routes are not those of the learner"
+    replayed = distance(row, policy.score(row).logp)
+    assert replayed.largest <= FP32_NATS, f"replayed, a token differs by {replayed.largest} nats"
+    return replayed.mean
+
+
+def _check_start(model: Path, engine: VllmEngineConfig) -> None:
+    """Raises ValueError as the start of a run does."""
+    check_architecture(model)
+    engine.check_model(read_config(model).get_text_config(), _on_cpu())
+
+
+def _on_cpu() -> bool:
+    return not found_gpus().names
+
+
+# in the order in which columns are tried: what is cheap comes first
+CHECKS: Mapping[str, Check] = {
+    LEARNER: try_learner, ENGINE: try_engine, ADAPTER: try_adapter, PICTURES: try_pictures,
+    EXPERTS: try_experts,
+}  # fmt: skip
+
+
+def cell(column: str, name: str) -> str:
+    """What the table says in this column of an architecture."""
+    is_mixture = any("experts" in field for field in ARCHITECTURES.get(name, ()))
+    if (column == EXPERTS and not is_mixture) or (column == PICTURES and name not in PICTURED):
+        return NOTHING_THERE
+    if column == ADAPTER and name in PICTURED:
+        return NOT_TRIED
+    return cell_of(CHECKS[column], name)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=ARCHITECTURES, default=list(ARCHITECTURES))
-    for name in parser.parse_args(arguments).only:
-        with tempfile.TemporaryDirectory() as folder:
-            print(f"| {name} | {try_out(name, Path(folder))} |", flush=True)
+    options = _parser().parse_args(arguments)
+    import_once(["tasks.engines.vllm.imports", "research.benchmarks.architectures"])
+    cells: dict[tuple[str, str], str] = {}
+    for column in (each for each in CHECKS if each in options.columns):
+        for name in options.only:
+            began_s = time.time()
+            cells[LABELS[name], column] = found = cell(column, name)
+            print(f"{name} | {column} | {found} | {time.time() - began_s:.0f} s", flush=True)
+            if options.markdown is not None:
+                page = options.markdown.read_text()
+                options.markdown.write_text(with_cells(page, [*LABELS.values()], cells))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=LABELS, default=list(LABELS))
+    parser.add_argument("--columns", nargs="+", choices=CHECKS, default=list(CHECKS))
+    parser.add_argument("--markdown", type=Path, help="the page whose table is written")
+    return parser
 
 
 if __name__ == "__main__":

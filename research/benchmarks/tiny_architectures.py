@@ -59,11 +59,37 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {  # Any: values of configurati
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "n_shared_experts": 1, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 0,
         "norm_topk_prob": True, "routed_scaling_factor": 1.5, "num_key_value_heads": 2,
-        "q_lora_rank": None, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "qk_nope_head_dim": 32,
-        "v_head_dim": 32,
+        # kv_lora_rank and qk_rope_head_dim: all that vLLM has a kernel for on CPUs
+        "q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64,
+        "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "topk_method": "noaux_tc", "scoring_func": "sigmoid",  # vLLM asks, transformers knows
     },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
 }  # fmt: skip
+
+LABELS = {  # as people call them, and one that is built otherwise (`tasks.tiny_models`)
+    "llama": "Llama",
+    "qwen2": "Qwen2, Qwen2.5",
+    "qwen2 with windows": "Qwen2, windows in some layers",
+    "qwen3": "Qwen3",
+    "mistral": "Mistral",
+    "mistral with windows": "Mistral, with windows",
+    "gemma": "Gemma",
+    "gemma2": "Gemma 2",
+    "gemma3_text": "Gemma 3 (text)",
+    "phi": "Phi (1, 2)",
+    "phi3": "Phi-3, Phi-4",
+    "olmo2": "OLMo 2",
+    "smollm3": "SmolLM3",
+    "granite": "Granite",
+    "qwen3_moe": "Qwen3-MoE",
+    "olmoe": "OLMoE",
+    "mixtral": "Mixtral",
+    "glm4_moe": "GLM-4-MoE",
+    "deepseek_v3": "DeepSeek-V3",
+    "gpt_oss": "gpt-oss",
+    "qwen2_5_vl": "Qwen2.5-VL",
+}
 
 
 def save_tiny(
@@ -74,11 +100,16 @@ def save_tiny(
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,  # Any: as above
 ) -> Path:
-    """Build an architecture of the table at random and save it, without a tokenizer."""
+    """Build an architecture of the table at random and save it, without a tokenizer. Buffers do not
+    depend on the seed: they are the same in all versions of a run."""
     fields = {**SIZES, "vocab_size": vocabulary, **ARCHITECTURES[name], **(changes or {})}
     model_type = fields.pop("model_type", name)
     config = AutoConfig.for_model(model_type, **fields)
     torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    chance = torch.Generator().manual_seed(0)
+    for buffer_name, buffer in model.named_buffers():
+        if buffer_name.endswith("e_score_correction_bias"):
+            buffer.normal_(std=0.1, generator=chance)
     model.save_pretrained(path)
     return path

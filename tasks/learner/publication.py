@@ -19,10 +19,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from artifacts.models.importing import building_model
 from artifacts.records import Running, WeightsRef
-from artifacts.weights import digest_of
+from artifacts.weights import digest_of, read_weights
 from tasks.engines.base import Attestation, Engine, Probes, load_all
 from tasks.engines.transports.base import BY_FILE, TransferPlan
+from tasks.learner.architecture import model_class, read_config
 from tasks.learner.remote import KEPT_VERSIONS, RemoteLearner
 from tasks.learner.reports import PublishReport
 from tasks.learner.weight_check import WeightCheckConfig, check_tensors, check_weights
@@ -147,6 +149,20 @@ async def written(
     holds by then: if the learner has moved on, the reference is of the newer one. Where ranks work
     in step nothing else may be asked of them meanwhile."""
     return await _exported(learners if ranks_in_step else learners[:1], Path(weights.path).parent)
+
+
+def write_mixture(base: Path, weights: WeightsRef, folder: Path) -> None:
+    """Write a mixture's weights under the names of the architecture's checkpoints, which vLLM
+    reads, with the buffers of the model that the run started from, which no version has. folder:
+    has the configuration already. Holds the model in host memory."""
+    with building_model():
+        model = model_class(read_config(base)).from_pretrained(
+            base, dtype="bfloat16", local_files_only=True
+        )
+    model.load_state_dict(dict(read_weights(weights.path)), strict=False)
+    config = (folder / "config.json").read_bytes()
+    model.save_pretrained(folder)
+    (folder / "config.json").write_bytes(config)
 
 
 async def _attestations(

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "granite", "qwen3_moe", "olmoe"])
+@pytest.mark.parametrize("name", ["gemma3_text", "granite", "qwen3_moe", "mixtral", "glm4_moe"])
 async def test_published_models_are_what_the_engine_computes_with(
     slot: Slot, tmp_path: Path, name: str
 ) -> None:

@@ -14,6 +14,7 @@ from artifacts.new_tokens import one_span
 from artifacts.records import Generated, Request
 from research.benchmarks.tiny_architectures import save_tiny
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
+from tasks.learner.routers import Routers
 from tests.engine.conftest import Slot, cores_only
 
 pytestmark = [
@@ -50,16 +51,20 @@ async def answers(engine: VllmEngine, requests: list[Request]) -> list[Generated
     return sorted(found, key=lambda each: each.index)
 
 
-@pytest.mark.parametrize("kv_cache_gb", [0.02, 0.00011])
+@pytest.mark.parametrize(
+    ("name", "kv_cache_gb"),
+    [("qwen3_moe", 0.02), ("qwen3_moe", 0.00011), ("mixtral", 0.02), ("glm4_moe", 0.02)],
+)
 async def test_routes_are_those_of_the_model_in_fp32(
-    slot: Slot, tmp_path: Path, kv_cache_gb: float
+    slot: Slot, tmp_path: Path, name: str, kv_cache_gb: float
 ) -> None:
     """Siblings copy a started block; later requests find whole blocks; in the small cache
     responses are preempted and computed again."""
     slot.take()
-    path = save_tiny("qwen3_moe", tmp_path, VOCABULARY_SIZE, torch.float32, seed=1)
+    path = save_tiny(name, tmp_path, VOCABULARY_SIZE, torch.float32, seed=1)
     character_tokenizer().save_pretrained(path)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    routers = Routers(model)
     config = VllmEngineConfig(
         dtype="float32", max_num_seqs=4, max_model_len=128, max_batched_tokens=64,
         kv_cache_gb=kv_cache_gb, records_routes=True,
@@ -84,6 +89,6 @@ async def test_routes_are_those_of_the_model_in_fp32(
     for generated in (*first, *later):
         tokens = (*prompts.get(generated.index, PROMPT), *generated.token_ids)
         with torch.no_grad():
-            logits = model(torch.tensor([tokens]), output_router_logits=True).router_logits
-        wanted = [np.sort(each.topk(TOP, -1).indices.numpy(), axis=-1) for each in logits]
-        assert (routes_of(generated) == np.stack(wanted, 1)[: len(tokens) - 1]).all()
+            model(torch.tensor([tokens]))
+        wanted = routers.chosen.sort(-1).values.numpy()
+        assert (routes_of(generated) == wanted[: len(tokens) - 1]).all()

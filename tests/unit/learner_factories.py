@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 from record_factories import make_generated
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 from turn_factories import VOCABULARY, as_episode, random_turns
 
 from artifacts.adapter_files import A, B
@@ -23,7 +23,6 @@ from artifacts.records import Group, Outcome, Prompt, Response, Routes, Score
 from tasks.learner.dealing import GroupPart
 from tasks.learner.micro_step import MicroStep
 from tasks.learner.packing import Sample, micro_batches, pack_samples
-from tasks.learner.policy import PolicyModel
 from tasks.learner.ranks import Ranks
 from tasks.learner.reports import AccumulateReport
 from tasks.learner.row_report import total
@@ -163,50 +162,6 @@ def run_rows(step: MicroStep, samples: Sequence[Sample], max_tokens: int) -> Acc
     """Train the samples in rows on the CPU."""
     rows = prepared(micro_batches(samples, max_tokens), torch.device("cpu"))
     return total([step.run(each) for each in rows])
-
-
-def naive_model(path: str) -> LlamaForCausalLM:
-    """The model as transformers runs it, one sequence at a time, fp32."""
-    return AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation="eager"
-    )
-
-
-def naive_logp(
-    model: LlamaForCausalLM, sample: Sample, temperature: float = 1.0
-) -> tuple[Tensor, Tensor]:
-    """Log-probability and entropy of each sampled token by an ordinary forward pass over the
-    sequence."""
-    ids = torch.from_numpy(sample.tokens)[None]
-    at = [len(sample.prompt) + place for places in sample.sampled for place in places]
-    logits = model(input_ids=ids, use_cache=False).logits[0, [place - 1 for place in at]]
-    logs = (logits / temperature).log_softmax(-1)
-    return logs.gather(1, ids[0, at, None])[:, 0], -(logs.exp() * logs).sum(-1)
-
-
-def naive_loss(samples: Sequence[Sample], logp_of: Callable[[Sample], Tensor]) -> Tensor:
-    """The REINFORCE loss of log-probabilities of one sequence at a time."""
-    losses = []
-    for sample in samples:
-        logp = logp_of(sample)
-        correction = (logp.detach() - torch.from_numpy(sample.sampling_logp)).exp().clamp(max=2.0)
-        losses.append(sample.weight * (-correction * sample.advantages[0] * logp).sum())
-    return torch.stack(losses).sum()
-
-
-def check_gradients(policy: PolicyModel, model: nn.Module) -> None:
-    """The policy's gradients are those of an ordinary model, of all parameters that it trains."""
-    for name, parameter in model.named_parameters():
-        if name not in policy.parameters.shapes:
-            continue
-        wanted = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-        torch.testing.assert_close(
-            policy.parameters.gradient(name),
-            wanted,
-            rtol=1e-3,
-            atol=1e-5 * (1 + float(wanted.abs().max())),
-            msg=lambda text, name=name: f"{name}: {text}",
-        )
 
 
 def add_adapter(model: nn.Module, adapter: Mapping[str, Tensor], scale: float) -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from artifacts.records import WeightsRef
 from artifacts.weights import fingerprints, write_weights
-from tasks.engines.vllm.worker import WeightReader
+from tasks.engines.vllm.model_parts import checkpoint_names
+from tasks.engines.vllm.worker import WeightReader, loadable
 
 NUM, WIDTH, HIDDEN = 3, 4, 8
 SHAPES = {
@@ -21,6 +22,17 @@ SHAPES = {
     "mlp.experts.gate_up_proj": (NUM, 2 * WIDTH, HIDDEN),
     "mlp.experts.down_proj": (NUM, HIDDEN, WIDTH),
 }
+
+
+def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same, with the experts that came one by one in the tensors of a file."""
+
+    def joined(part: str) -> Tensor:
+        return torch.stack([tensors[f"mlp.experts.{n}.{part}.weight"] for n in range(NUM)])
+
+    w13 = torch.cat([joined("w1"), joined("w3")], dim=1)
+    fused_names = {"mlp.experts.gate_up_proj": w13, "mlp.experts.down_proj": joined("w2")}
+    return {"norm.weight": tensors["norm.weight"], **fused_names}
 
 
 class Kernel:
@@ -44,6 +56,8 @@ class Method:
 
 
 class RoutedExperts(nn.Module):
+    ckpt_gate_proj_name, ckpt_up_proj_name, ckpt_down_proj_name = "w1", "w3", "w2"
+
     def __init__(self, num_ranks: int) -> None:
         super().__init__()
         self.global_num_experts, self.hidden_size = NUM, HIDDEN
@@ -84,7 +98,7 @@ class Reader(WeightReader):
         self._spoil = spoil
 
     def reload_weights(self, weights_iterator: list[tuple[str, Tensor]]) -> None:
-        tensors = dict(weights_iterator)
+        tensors = fused(dict(weights_iterator))
         self.model_runner.model.norm.weight.copy_(tensors["norm.weight"])
         w13, w2 = tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj"].clone()
         w2[-1, -1, -1] += self._spoil
@@ -131,3 +145,23 @@ def test_experts_that_ranks_share_are_not_read_back(tmp_path: Path) -> None:
     reader = Reader(Toy(num_ranks=2))
     weights, _ = write_version(tmp_path, 1)
     assert reader.load_version(weights, "engine") == fingerprints(weights.path)
+
+
+def test_vllm_gets_a_version_under_its_own_names_without_what_no_version_has() -> None:
+    """Mixtral's layers have another name in vLLM, GLM's routers a buffer that is a parameter."""
+    model = nn.Module()
+    model.block_sparse_moe = nn.Module()
+    model.block_sparse_moe.gate = nn.Linear(HIDDEN, NUM, bias=False)
+    model.block_sparse_moe.gate.e_score_correction_bias = nn.Parameter(torch.arange(3.0))
+    model.block_sparse_moe.experts = nn.Module()
+    model.block_sparse_moe.experts.routed_experts = RoutedExperts(1)
+    stream = {name: torch.randn(shape) for name, shape in SHAPES.items() if "experts" in name}
+    stream["mlp.gate.weight"] = torch.randn(NUM, HIDDEN)
+    assert checkpoint_names(model) == stream.keys()
+    given = dict(loadable(model, stream))
+    layer, gate_up = "block_sparse_moe", stream["mlp.experts.gate_up_proj"]
+    experts = {
+        f"{layer}.experts.{n}.{part}.weight" for n in range(NUM) for part in ("w1", "w2", "w3")
+    }
+    assert given.keys() == experts | {f"{layer}.gate.weight"}
+    assert torch.equal(given[f"{layer}.experts.2.w3.weight"], gate_up[2, WIDTH:])

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from learner_factories import make_model, naive_model
+from learner_factories import make_model
 from round_factories import plan_round
 
 from flows.commands.algebra_rows import algebra_rows
 from flows.commands.explain import COMMON, field_rows, main, placement_rows
 from flows.config.run_config import RunConfig
+from research.benchmarks.naive_model import naive_model
 from tasks.learner.memory import model_size
 from tasks.scheduling.queue_state import QueueState, RoundEnd, finish_round
 

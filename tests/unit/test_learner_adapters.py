@@ -9,15 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from learner_factories import (
-    ALONE,
-    add_adapter,
-    make_model,
-    naive_logp,
-    naive_model,
-    one_row,
-    random_groups,
-)
+from learner_factories import ALONE, add_adapter, make_model, one_row, random_groups
 from plan_factories import CONTEXT
 from torch import Tensor
 from transformers import Qwen3MoeConfig
@@ -27,6 +19,7 @@ from artifacts.records import pack
 from artifacts.weight_files import weight_files
 from artifacts.weights import fingerprint, read_weights
 from flows.config.run_config import RunConfig
+from research.benchmarks.naive_model import naive_logp, naive_model
 from tasks.checkpointing import export_model
 from tasks.engines.base import AdapterShape
 from tasks.learner.adapters import check_adapter

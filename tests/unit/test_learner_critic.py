@@ -12,8 +12,6 @@ from learner_factories import (
     ALONE,
     make_group,
     make_model,
-    naive_logp,
-    naive_model,
     one_row,
     parts_in_mini_batches,
     random_groups,
@@ -25,6 +23,7 @@ from torch import Tensor
 
 from artifacts.records import Group, pack
 from flows.config.run_config import RunConfig
+from research.benchmarks.naive_model import naive_logp, naive_model
 from tasks.learner.advantage import GaeAdvantage
 from tasks.learner.critic import Critic, value_loss
 from tasks.learner.dealing import mini_batches

@@ -8,19 +8,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learner_factories import (
-    make_group,
-    make_model,
-    naive_model,
-    one_row,
-    random_groups,
-    with_episodes,
-)
+from learner_factories import make_group, make_model, one_row, random_groups, with_episodes
 from torch.nn.functional import cross_entropy
 from turn_factories import as_episode
 
 from artifacts.episodes import Ending
 from artifacts.records import Group, Outcome, Response, VersionSpan, pack, sampled_versions
+from research.benchmarks.naive_model import naive_model
 from tasks.learner.advantage import (
     Advantage,
     DrGrpoAdvantage,

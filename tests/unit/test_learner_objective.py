@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learner_factories import make_group, make_model, naive_logp, naive_model, random_groups
+from learner_factories import make_group, make_model, random_groups
 from pydantic import ValidationError
 from torch import Tensor
 
 from artifacts.records import Group, pack
+from research.benchmarks.naive_model import naive_logp, naive_model
 from tasks.learner import head
 from tasks.learner.dealing import GroupPart
 from tasks.learner.learner_config import AdamWConfig, LearnerConfig

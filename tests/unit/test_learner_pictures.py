@@ -13,15 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_factories import (
-    ALONE,
-    add_adapter,
-    check_gradients,
-    naive_loss,
-    one_row,
-    random_groups,
-    run_rows,
-)
+from learner_factories import ALONE, add_adapter, one_row, random_groups, run_rows
 from peft import PeftModel
 from picture_factories import PICTURE, draw_prompt, make_seeing_model, random_patches
 from rank_processes import run_processes
@@ -35,6 +27,7 @@ from artifacts.models.picture_processor import Patches
 from artifacts.records import Group, ShownPicture, pack, unpack
 from artifacts.weight_files import weight_files
 from artifacts.weights import read_weights
+from research.benchmarks.naive_model import check_gradients, naive_loss, sequence_logp
 from tasks.learner import tree_attention
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.architecture import aliases_of, name_in_model
@@ -107,33 +100,8 @@ def plain_logp(
         read += [each.moved(-begin) for each in sample.pictures if each.begin in behind]
         tokens = np.concatenate([sample.prompt, sample.response[begin:end]])
         at = [num_prompt + place - begin for place in sample.places if begin <= place < end]
-        found.append(sequence_logp(model, tokens, read, at, temperature))
+        found.append(sequence_logp(model, tokens, at, temperature, read, random_patches)[0])
     return torch.cat(found)
-
-
-def sequence_logp(
-    model: Qwen2_5_VLForConditionalGeneration,
-    tokens: np.ndarray,
-    pictures: Sequence[ShownPicture],
-    at: Sequence[int],
-    temperature: float,
-) -> Tensor:
-    """Log-probabilities of the tokens at these places, pixels included."""
-    ids = torch.from_numpy(tokens)[None]
-    is_picture = torch.zeros_like(ids)
-    for picture in pictures:
-        is_picture[0, picture.begin : picture.begin + picture.num_tokens] = 1
-    read = [random_patches(picture.content) for picture in pictures]
-    seen = {}
-    if read:
-        seen = {
-            "pixel_values": torch.cat([torch.from_numpy(each.values) for each in read]),
-            "image_grid_thw": torch.tensor([each.grid for each in read]),
-            "mm_token_type_ids": is_picture.int(),
-        }
-    places = torch.tensor(at, dtype=torch.int64)
-    logits = model(input_ids=ids, use_cache=False, **seen).logits[0, places - 1]
-    return (logits / temperature).log_softmax(-1).gather(1, ids[0, places, None])[:, 0]
 
 
 def trained(policy: PolicyModel, samples: Sequence[Sample], max_tokens: int) -> float:

@@ -6,19 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import (
-    ALONE,
-    make_model,
-    naive_logp,
-    naive_model,
-    one_row,
-    random_groups,
-    run_rows,
-    with_episodes,
-)
+from learner_factories import ALONE, make_model, one_row, random_groups, run_rows, with_episodes
 from transformers import Phi3Config, Phi3ForCausalLM
 from turn_factories import VOCABULARY
 
+from research.benchmarks.naive_model import naive_logp, naive_model
 from tasks.learner import head, tree_attention
 from tasks.learner.advantage import GrpoAdvantage
 from tasks.learner.critic import Critic

@@ -9,21 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from learner_factories import (
-    live_tensors,
-    make_group,
-    make_model,
-    naive_logp,
-    naive_model,
-    new_objects_alone,
-    random_groups,
-)
+from learner_factories import live_tensors, make_group, make_model, new_objects_alone, random_groups
 from rank_processes import run_processes
 from safetensors.torch import save_file
 
 from artifacts.records import pack
 from artifacts.store import StoreError
 from artifacts.weights import fingerprints, read_weights
+from research.benchmarks.naive_model import naive_logp, naive_model
 from tasks.learner import shards
 from tasks.learner.dealing import GroupPart, balance
 from tasks.learner.learner_config import AdamWConfig, LearnerConfig

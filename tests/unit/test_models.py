@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from artifacts.models import smollm2
-from artifacts.models.character_tokenizer import character_tokenizer
+from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.registry import (
     HubModelConfig,
     ModelConfig,
@@ -39,7 +39,10 @@ from artifacts.models.registry import (
 )
 from artifacts.records import WeightsRef
 from artifacts.store import StoreError
+from research.benchmarks.tiny_architectures import save_tiny
 from tasks.checkpointing import export_model
+from tasks.learner.learner_config import LearnerConfig
+from tasks.learner.trainer import LearnerRank
 from tasks.tiny_models.demonstrations import demonstrations_of
 from tasks.tiny_models.models import present_model, resolve_model
 from tasks.tiny_models.warm_up import FLAWED, warm_up
@@ -49,7 +52,9 @@ SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm
 
 def fake_model(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
-    (path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    (path / "config.json").write_text(
+        '{"architectures": ["LlamaForCausalLM"], "model_type": "llama"}'
+    )
     (path / "tokenizer.json").write_text("{}")
     save_file({"a": torch.ones(2)}, path / "model.safetensors")
 
@@ -306,6 +311,37 @@ def test_what_is_exported_has_the_trained_weights_and_no_others(tmp_path: Path) 
     names = {"config.json", "tokenizer.json", "LICENSE", "model.safetensors"}
     assert {file.name for file in exported.iterdir()} == names
     assert load_file(exported / "model.safetensors")["a"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "expert"),
+    [("mixtral", "block_sparse_moe.experts.0.w1"), ("glm4_moe", "mlp.experts.0.gate_proj")],
+)
+def test_a_mixture_is_exported_as_its_checkpoints_are(
+    tmp_path: Path, name: str, expert: str
+) -> None:
+    """Expert by expert, which vLLM reads, and with the router's buffers, which no version has."""
+    first, trained = (
+        save_tiny(name, tmp_path / str(seed), VOCABULARY_SIZE, torch.bfloat16, seed)
+        for seed in range(2)
+    )
+    learner = LearnerRank(LearnerConfig(), str(trained), 0, 1)
+    weights = learner.export_weights(1, str(tmp_path / "1.safetensors"))
+    assert weights is not None
+    run = replace(CONTEXT, model_path=str(first), artifact_root=str(tmp_path))
+    export_model(run, weights)
+    folder = tmp_path / run.run_id / "model"
+    assert f"model.layers.0.{expert}.weight" in load_file(folder / "model.safetensors")
+    assert (folder / "config.json").read_bytes() == (first / "config.json").read_bytes()
+    expected = AutoModelForCausalLM.from_pretrained(trained).state_dict()
+    found = AutoModelForCausalLM.from_pretrained(folder).state_dict()
+    assert found.keys() == expected.keys()
+    for tensor_name, tensor in expected.items():
+        assert found[tensor_name].dtype == tensor.dtype
+        assert torch.equal(found[tensor_name], tensor), tensor_name
+    constants = [each for key, each in found.items() if key.endswith("e_score_correction_bias")]
+    assert len(constants) == (2 if name == "glm4_moe" else 0)
+    assert all(each.any() and each.dtype is torch.float32 for each in constants)
 
 
 def test_a_model_that_does_not_fit_says_what_to_do(

@@ -11,20 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
-from learner_factories import (
-    ALONE,
-    VOCABULARY,
-    check_gradients,
-    naive_logp,
-    naive_loss,
-    naive_model,
-    one_row,
-    random_groups,
-    routed_at_random,
-)
+from learner_factories import ALONE, VOCABULARY, one_row, random_groups, routed_at_random
 from learner_factories import run_rows as train_rows
 
 from artifacts.records import Group, pack, unpack
+from research.benchmarks.naive_model import check_gradients, naive_logp, naive_loss, naive_model
 from research.benchmarks.tiny_architectures import save_tiny
 from tasks.engines.base import ReplicaConfig
 from tasks.engines.simulation.replica import SimulatedEngineConfig

@@ -11,14 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from learner_factories import (
-    make_group,
-    make_model,
-    naive_logp,
-    naive_model,
-    parts_in_mini_batches,
-    random_groups,
-)
+from learner_factories import make_group, make_model, parts_in_mini_batches, random_groups
 from pydantic import ValidationError
 from rank_processes import run_processes
 from torch import Tensor
@@ -26,6 +19,7 @@ from transformers import LlamaForCausalLM
 
 from artifacts.records import Group, pack, unpack
 from flows.config.run_config import RunConfig
+from research.benchmarks.naive_model import naive_logp, naive_model
 from tasks.learner.advantage import ReinforcePlusPlusAdvantage
 from tasks.learner.dealing import GroupPart, balance, mini_batches
 from tasks.learner.learner_config import AdamWConfig, LearnerConfig

@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from learner_factories import make_group, make_model, naive_logp, naive_model
+from learner_factories import make_group, make_model
 from pydantic import ValidationError
 from turn_factories import as_episode, turn
 
 from artifacts.records import Group, ShownPicture, pack
 from flows.config.run_config import RunConfig
+from research.benchmarks.naive_model import naive_logp, naive_model
 from tasks.learner.credit import (
     AnchorStateAdvantage,
     Credit,

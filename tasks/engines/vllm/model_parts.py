@@ -22,6 +22,10 @@ import torch
 from torch import Tensor, nn
 
 NAMES = {"w13_weight": "gate_up_proj", "w2_weight": "down_proj"}  # in vLLM, and in a checkpoint
+RENAMED = {"block_sparse_moe": "mlp"}  # parts of module names, likewise
+# parameters that no version has: buffers in transformers, which vLLM's reload spares, and what
+# latent attention computes from kv_b_proj
+OF_NO_VERSION = frozenset({"e_score_correction_bias", "W_UV", "W_UK_T"})
 
 
 def are_experts(module: nn.Module) -> bool:
@@ -40,7 +44,7 @@ def experts_held(module: Any, of_file: Mapping[str, Tensor]) -> dict[str, Tensor
     """Tensors by the names of the module's parameters. A tensor is the file's where the module
     holds exactly what loading the file would give; else it is the module's own, flattened so that
     it equals no tensor of a file."""
-    held = dict(module.named_parameters(recurse=False))
+    held = {name: getattr(module, name) for name in NAMES}
     num, hidden = module.global_num_experts, module.hidden_size
     width = module.moe_config.intermediate_size_per_partition
     whole = {"w13_weight": (num, 2 * width, hidden), "w2_weight": (num, hidden, width)}
@@ -100,13 +104,15 @@ class TensorPart:
 
 def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[str]]]:
     """Yield (module, parameter, checkpoint names of its parts along the output axis) for every
-    parameter. A tied parameter always has the names under which it was met first."""
+    parameter that versions have. A tied parameter always has the names under which it was met
+    first."""
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
     first_names: dict[int, list[str]] = {}
-    for own_name, module in model.named_modules():
-        module_name = in_checkpoint(model, own_name)
+    for module_name, module in modules_of(model):
         stem, dot, leaf = module_name.rpartition(".")
         for kind, parameter in module.named_parameters(recurse=False):
+            if kind in OF_NO_VERSION:
+                continue
             if are_experts(module):
                 names = [f"{stem}{dot}{NAMES.get(kind, kind)}"]
             else:
@@ -114,11 +120,18 @@ def parameters_of(model: nn.Module) -> Iterator[tuple[nn.Module, Tensor, list[st
             yield module, parameter, first_names.setdefault(id(parameter), names)
 
 
+def modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """All modules of the model with the names that they have in a checkpoint."""
+    for own_name, module in model.named_modules():
+        yield in_checkpoint(model, own_name), module
+
+
 def in_checkpoint(model: nn.Module, name: str) -> str:
-    """The name in a checkpoint of a module of vLLM: another one in a model with a tower."""
+    """The name in a checkpoint of a module of vLLM: another one in a model with a tower, and in
+    Mixtral."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     if mapper is None or not hasattr(model, "visual"):
-        return name
+        return ".".join(RENAMED.get(part, part) for part in name.split("."))
     for of_checkpoint, own in mapper.orig_to_new_prefix.items():  # the newest names come first
         if f"{name}.".startswith(own):
             return f"{of_checkpoint}{f'{name}.'.removeprefix(own)}".removesuffix(".")

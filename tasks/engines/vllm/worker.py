@@ -22,7 +22,7 @@ every tensor lies is proven, and later versions are loaded directly by it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ from tasks.engines.transports.registry import opened
 from tasks.engines.vllm.adapter_slot import load_adapters
 from tasks.engines.vllm.model_parts import (
     NAMES,
+    RENAMED,
     TensorPart,
     are_experts,
     checkpoint_names,
@@ -44,6 +45,7 @@ from tasks.engines.vllm.model_parts import (
     is_plain,
     kept_parts,
     load_parameter,
+    modules_of,
     parameters_of,
     parts_of,
 )
@@ -92,7 +94,7 @@ class WeightReader:
     ) -> dict[str, int]:
         """Load all tensors by vLLM's own rules, and try to prove the map of where they lie."""
         forget_kernels(model)
-        self.reload_weights(weights_iterator=_with_tied_copies(model, stream))
+        self.reload_weights(weights_iterator=list(loadable(model, stream)))
         prints = _fingerprints_held(model, stream, version)
         if is_plain(model) and _is_map_proven(model, stream, prints):
             self._proven_shapes = {name: tensor.shape for name, tensor in stream.items()}
@@ -152,18 +154,42 @@ def _check_tensors(
             )
 
 
-def _with_tied_copies(model: nn.Module, stream: Mapping[str, Tensor]) -> list[tuple[str, Tensor]]:
-    """The file's tensors, and those that a second module is tied to again under that module's name:
-    the CPU backend gives a tied output head a repacked copy, which vLLM renews only by that
-    name."""
-    name_of = {id(module): name for name, module in model.named_modules()}
-    tied = [
-        (f"{name_of[id(module)]}.weight", stream[first])
-        for module, _, (first, *_) in parameters_of(model)
-        if first.endswith("embed_tokens.weight")
-        and not name_of[id(module)].endswith("embed_tokens")
-    ]
-    return [*stream.items(), *tied]
+def loadable(model: nn.Module, stream: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The file's tensors under names that vLLM's loaders know, experts one by one; and again, under
+    the name of a second module, what that one is tied to: the CPU backend gives a tied output head
+    a repacked copy, which vLLM renews only by that name."""
+    own_names = {id(module): name for name, module in model.named_modules()}
+    own_parts = {
+        RENAMED[part]: part
+        for name in own_names.values()
+        for part in name.split(".")
+        if part in RENAMED
+    }
+    experts = {
+        f"{name.rpartition('.')[0]}.{kind}": module
+        for name, module in modules_of(model)
+        if are_experts(module)
+        for kind in NAMES.values()
+    }
+    for name, tensor in stream.items():
+        own = ".".join(own_parts.get(part, part) for part in name.split("."))
+        yield from _by_expert(experts[name], own, tensor) if name in experts else [(own, tensor)]
+    for module, _, (first, *_) in parameters_of(model):
+        own = own_names[id(module)]
+        if first.endswith("embed_tokens.weight") and not own.endswith("embed_tokens"):
+            yield f"{own}.weight", stream[first]
+
+
+def _by_expert(module: Any, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The matrices of a layer's experts, as checkpoints that are not fused have them. module:
+    vLLM's."""
+    stem, _, kind = name.rpartition(".")
+    parts = [module.ckpt_down_proj_name]
+    if kind == "gate_up_proj":
+        parts = [module.ckpt_gate_proj_name, module.ckpt_up_proj_name]
+    for number, matrices in enumerate(tensor):
+        for part, matrix in zip(parts, matrices.chunk(len(parts)), strict=True):
+            yield f"{stem}.{number}.{part}.weight", matrix
 
 
 @torch.no_grad()
@@ -194,7 +220,7 @@ def _fingerprints_held(
 
 def _fingerprints_of_experts(model: nn.Module, stream: Mapping[str, Tensor]) -> dict[str, int]:
     prints: dict[str, int] = {}
-    for module_name, module in model.named_modules():
+    for module_name, module in modules_of(model):
         if are_experts(module):
             stem = module_name.rpartition(".")[0]
             of_file = {kind: stream[f"{stem}.{name}"] for kind, name in NAMES.items()}
