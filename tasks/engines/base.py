@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pydantic import Field, field_validator
@@ -81,6 +81,8 @@ class Attestation:
     base_logprobs: Probed | None = None
     adapters: tuple[str, ...] = ("",)  # their names, in that order
     drained_s: float = 0.0  # in which running requests finished before the load
+    # the fingerprint of each rank of tensor parallelism, of tensors about which they differ
+    of_ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

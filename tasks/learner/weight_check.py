@@ -148,8 +148,11 @@ def check_tensors(holder: str, attested: Attestation, expected: Attestation) -> 
         )
     wrong = [name for name, value in wanted.items() if held[name] != value]
     if wrong:
+        of_ranks = enumerate(attested.of_ranks.get(wrong[0], ()))
+        ranks = ", ".join(str(rank) for rank, value in of_ranks if value != wanted[wrong[0]])
         raise WeightCheckFailed(
-            f"{holder} must hold the learner's {wrong[0]} of version {version}, it does not;"
+            f"{holder} must hold the learner's {wrong[0]} of version {version},"
+            f" {f'rank {ranks} of it' if ranks else 'it'} does not;"
             f" tensors that differ: {len(wrong)}"
         )
 

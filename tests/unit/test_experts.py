@@ -13,14 +13,18 @@ from torch import Tensor, nn
 
 from artifacts.records import WeightsRef
 from artifacts.weights import fingerprints, write_weights
+from tasks.engines.base import Attestation
+from tasks.engines.vllm.llm_engine import agreed, disputed
 from tasks.engines.vllm.model_parts import checkpoint_names
 from tasks.engines.vllm.worker import WeightReader, loadable
+from tasks.learner.weight_check import WeightCheckFailed, check_tensors
 
 NUM, WIDTH, HIDDEN = 3, 4, 8
+GATE_UP, DOWN = "mlp.experts.gate_up_proj", "mlp.experts.down_proj"
 SHAPES = {
     "norm.weight": (HIDDEN,),
-    "mlp.experts.gate_up_proj": (NUM, 2 * WIDTH, HIDDEN),
-    "mlp.experts.down_proj": (NUM, HIDDEN, WIDTH),
+    GATE_UP: (NUM, 2 * WIDTH, HIDDEN),
+    DOWN: (NUM, HIDDEN, WIDTH),
 }
 
 
@@ -58,18 +62,23 @@ class Method:
 class RoutedExperts(nn.Module):
     ckpt_gate_proj_name, ckpt_up_proj_name, ckpt_down_proj_name = "w1", "w3", "w2"
 
-    def __init__(self, num_ranks: int) -> None:
+    def __init__(self, rank: int, num_ranks: int) -> None:
         super().__init__()
         self.global_num_experts, self.hidden_size = NUM, HIDDEN
-        self.moe_config = SimpleNamespace(intermediate_size_per_partition=WIDTH // num_ranks)
+        self.moe_config = SimpleNamespace(
+            intermediate_size_per_partition=WIDTH // num_ranks,
+            moe_parallel_config=SimpleNamespace(tp_size=num_ranks, tp_rank=rank),
+        )
         self.quant_method = Method()
         self.load(torch.zeros(SHAPES["mlp.experts.gate_up_proj"]), torch.zeros(NUM, HIDDEN, WIDTH))
 
     def load(self, w13: Tensor, w2: Tensor) -> None:
         """As vLLM's reload does it: into new parameters, which are then processed."""
         width = self.moe_config.intermediate_size_per_partition
-        self.w13_weight = nn.Parameter(w13[:, : 2 * width].bfloat16(), requires_grad=False)
-        self.w2_weight = nn.Parameter(w2[..., :width].bfloat16(), requires_grad=False)
+        start = self.moe_config.moe_parallel_config.tp_rank * width
+        gate, up = (w13[:, first + start :][:, :width] for first in (0, WIDTH))
+        self.w13_weight = nn.Parameter(torch.cat((gate, up), 1).bfloat16(), requires_grad=False)
+        self.w2_weight = nn.Parameter(w2[..., start:][..., :width].bfloat16(), requires_grad=False)
         self.quant_method.process_weights_after_loading(self)
 
     def load_weights(self) -> None: ...
@@ -80,12 +89,12 @@ class RoutedExperts(nn.Module):
 
 
 class Toy(nn.Module):
-    def __init__(self, num_ranks: int = 1) -> None:
+    def __init__(self, rank: int = 0, num_ranks: int = 1) -> None:
         super().__init__()
         self.norm = nn.RMSNorm(HIDDEN, dtype=torch.bfloat16)
         self.mlp = nn.Module()
         self.mlp.experts = nn.Module()
-        self.mlp.experts.routed_experts = RoutedExperts(num_ranks)
+        self.mlp.experts.routed_experts = RoutedExperts(rank, num_ranks)
         self.requires_grad_(False)
 
 
@@ -100,7 +109,7 @@ class Reader(WeightReader):
     def reload_weights(self, weights_iterator: list[tuple[str, Tensor]]) -> None:
         tensors = fused(dict(weights_iterator))
         self.model_runner.model.norm.weight.copy_(tensors["norm.weight"])
-        w13, w2 = tensors["mlp.experts.gate_up_proj"], tensors["mlp.experts.down_proj"].clone()
+        w13, w2 = tensors[GATE_UP], tensors[DOWN].clone()
         w2[-1, -1, -1] += self._spoil
         self.experts.load(w13, w2)
 
@@ -138,13 +147,40 @@ def test_what_experts_hold_is_told_apart_from_a_file(tmp_path: Path, spoil: floa
         reader.experts.w2_weight.copy_(down)
         found = reader.fingerprints_held(weights.path, 1)
     right = fingerprints(weights.path)
-    assert [name for name in right if found[name] != right[name]] == ["mlp.experts.down_proj"]
+    assert [name for name in right if found[name] != right[name]] == [DOWN]
 
 
-def test_experts_that_ranks_share_are_not_read_back(tmp_path: Path) -> None:
-    reader = Reader(Toy(num_ranks=2))
+@pytest.mark.parametrize("num_ranks", [2, 4])
+@pytest.mark.parametrize("name", ["w13_weight", "w2_weight"])
+def test_experts_that_ranks_share_are_read_back_rank_by_rank(
+    tmp_path: Path, num_ranks: int, name: str
+) -> None:
+    readers = [Reader(Toy(rank, num_ranks)) for rank in range(num_ranks)]
     weights, _ = write_version(tmp_path, 1)
-    assert reader.load_version(weights, "engine") == fingerprints(weights.path)
+    right = fingerprints(weights.path)
+    for reader in readers:
+        assert reader.load_version(weights, "engine") == right
+    getattr(readers[-1].experts, name)[-1, -1, -1] += 1
+    held = [reader.fingerprints_held(weights.path, 1) for reader in readers]
+    wrong = {"w13_weight": GATE_UP, "w2_weight": DOWN}[name]
+    assert disputed(held).keys() == {wrong}
+    attested = Attestation(
+        version=1, fingerprints=agreed(held), of_ranks=disputed(held), probe_logprobs=None
+    )
+    learner = Attestation(version=1, fingerprints=right, probe_logprobs=None)
+    said = f"engine-0 must hold the learner's {wrong} of version 1, rank {num_ranks - 1} of it does"
+    with pytest.raises(WeightCheckFailed, match=f"^{said} not; tensors that differ: 1$"):
+        check_tensors("engine-0", attested, learner)
+
+
+def test_experts_of_another_rank_are_seen(tmp_path: Path) -> None:
+    """They have the right shapes."""
+    reader = Reader(Toy(0, 2))
+    weights, _ = write_version(tmp_path, 1)
+    reader.load_version(weights, "engine")
+    reader.experts.moe_config.moe_parallel_config.tp_rank = 1
+    found, right = reader.fingerprints_held(weights.path, 1), fingerprints(weights.path)
+    assert {name for name in right if found[name] != right[name]} == {GATE_UP, DOWN}
 
 
 def test_vllm_gets_a_version_under_its_own_names_without_what_no_version_has() -> None:
@@ -154,7 +190,7 @@ def test_vllm_gets_a_version_under_its_own_names_without_what_no_version_has() -
     model.block_sparse_moe.gate = nn.Linear(HIDDEN, NUM, bias=False)
     model.block_sparse_moe.gate.e_score_correction_bias = nn.Parameter(torch.arange(3.0))
     model.block_sparse_moe.experts = nn.Module()
-    model.block_sparse_moe.experts.routed_experts = RoutedExperts(1)
+    model.block_sparse_moe.experts.routed_experts = RoutedExperts(0, 1)
     stream = {name: torch.randn(shape) for name, shape in SHAPES.items() if "experts" in name}
     stream["mlp.gate.weight"] = torch.randn(NUM, HIDDEN)
     assert checkpoint_names(model) == stream.keys()

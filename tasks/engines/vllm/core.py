@@ -35,6 +35,7 @@ from tasks.engines.vllm.llm_engine import (
     agreed,
     alone,
     check_probes,
+    disputed,
     enter,
     make_room,
     on_cpu,
@@ -217,6 +218,7 @@ class VllmCore:
         return Attestation(
             version=weights.version,
             fingerprints=agreed(prints),
+            of_ranks=disputed(prints),
             probe_logprobs=logprobs,
             base_logprobs=of_base if asked == tuple(probes) else None,
             adapters=names,

@@ -159,6 +159,12 @@ def agreed(prints: Sequence[dict[str, int]]) -> dict[str, int]:
     return {name: reduce(xor, {rank[name] for rank in prints}) for name in prints[0]}
 
 
+def disputed(prints: Sequence[dict[str, int]]) -> dict[str, tuple[int, ...]]:
+    """Every rank's fingerprint, of the tensors about which they differ."""
+    of_ranks = {name: tuple(rank[name] for rank in prints) for name in prints[0]}
+    return {name: found for name, found in of_ranks.items() if len(set(found)) > 1}
+
+
 def check_probes(probes: Sequence[tuple[int, ...]], max_model_len: int) -> None:
     """Raises ValueError for a probe of fewer than two tokens, or without room for one more."""
     for probe in probes:

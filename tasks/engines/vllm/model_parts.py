@@ -8,7 +8,8 @@ tensor, where vLLM's own reload plans every parameter again and copies the whole
 All experts of a layer are two parameters of one module (`RoutedExperts`), which vLLM's CPU backend
 packs in place, in 0.32 only when it builds the kernel: after an update of the weights the kernel
 would read unpacked ones as packed. So `forget_kernels` removes the kernel, and the module packs at
-its next load. Packed weights cannot be unpacked: the file's are packed as well and compared.
+its next load. Packed weights cannot be unpacked: the rank's share of the file's is packed as well
+and compared.
 """
 
 from __future__ import annotations
@@ -42,18 +43,29 @@ def forget_kernels(model: nn.Module) -> None:
 
 def experts_held(module: Any, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:  # Any: vLLM's
     """Tensors by the names of the module's parameters. A tensor is the file's where the module
-    holds exactly what loading the file would give; else it is the module's own, flattened so that
-    it equals no tensor of a file."""
-    held = {name: getattr(module, name) for name in NAMES}
+    holds exactly what loading the file would give this rank; else it is the module's own, flattened
+    so that it equals no tensor of a file."""
+    held, shares = {name: getattr(module, name) for name in NAMES}, _shares(module, of_file)
     num, hidden = module.global_num_experts, module.hidden_size
     width = module.moe_config.intermediate_size_per_partition
-    whole = {"w13_weight": (num, 2 * width, hidden), "w2_weight": (num, hidden, width)}
-    if any(of_file[name].shape != shape for name, shape in whole.items()):  # ranks share it
+    needed = {"w13_weight": (num, 2 * width, hidden), "w2_weight": (num, hidden, width)}
+    if any(shares[name].shape != shape for name, shape in needed.items()):  # padded, unknown how
         return dict(of_file)
-    wanted = _packed(module, {name: of_file[name].to(held[name]) for name in held})
+    wanted = _packed(module, {name: shares[name].to(held[name]) for name in held})
     return {
         name: of_file[name] if torch.equal(held[name], wanted[name]) else held[name].flatten()
         for name in held
+    }
+
+
+def _shares(module: Any, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:  # Any: as above
+    """What this rank of tensor parallelism loads of every expert: some columns between its two
+    products, which are rows of gate and up projection, one after the other in the file."""
+    ranks = module.moe_config.moe_parallel_config
+    halves = of_file["w13_weight"].unflatten(1, (2, -1))
+    return {
+        "w13_weight": halves.chunk(ranks.tp_size, 2)[ranks.tp_rank].flatten(1, 2),
+        "w2_weight": of_file["w2_weight"].chunk(ranks.tp_size, 2)[ranks.tp_rank],
     }
 
 

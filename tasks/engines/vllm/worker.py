@@ -13,8 +13,8 @@ fingerprint is the file's exactly when both agree:
 * the CPU backend repacks linear weights and drops the originals. One-hot rows through the packed
   product return single input columns exactly: `_COLUMNS` per matrix are read, others each version;
 * a rank of tensor parallelism reads its shard; `core` joins the ranks' fingerprints. Of layers
-  other than vLLM's plain parallel ones (`SHARDED`) the fingerprint is the file's, and only the
-  probes speak for them: which shard a rank holds is not known.
+  other than vLLM's plain parallel ones (`SHARDED`) and experts the fingerprint is the file's, and
+  only the probes speak for them: which shard a rank holds is not known.
 
 When a version that vLLM loaded by its own rules reads back equal to the file, the map of where
 every tensor lies is proven, and later versions are loaded directly by it.
