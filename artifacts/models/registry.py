@@ -63,7 +63,7 @@ class SmolLM2Config(TrainedElsewhere):
 
 
 class TinyModelConfig(FrozenConfig):
-    """A character-level Llama that is made on this machine, warmed up on demonstrations."""
+    """A character-level model that is made on this machine, warmed up on demonstrations."""
 
     # numbers that differ from the defaults below, by name of the profile
     profiles: ClassVar[Mapping[str, Mapping[str, object]]] = {"usual": {}}
@@ -98,16 +98,32 @@ class TinyModelConfig(FrozenConfig):
         return self
 
 
-class TinyLlamaConfig(TinyModelConfig):
-    """A character-level Llama, warmed up on demonstrations of chain-sum on this machine."""
+class TinyAdderConfig(TinyModelConfig):
+    """A character-level model, warmed up on demonstrations of chain-sum on this machine."""
 
-    kind: Literal["tiny_llama"] = Field(
-        "tiny_llama", description="Chooses a character-level Llama built on this machine."
-    )
     # share of wrong steps in the demonstrations of its last quarter
     wrong_share: Fixed[float] = 0.2
     ramble_share: Fixed[float] = 0.08  # share of those demonstrations that go on past the last term
     seed: Fixed[int] = 0  # seed of the initial weights and of the demonstrations
+
+
+class TinyLlamaConfig(TinyAdderConfig):
+    """A Llama that adds."""
+
+    kind: Literal["tiny_llama"] = Field(
+        "tiny_llama", description="Chooses a character-level Llama built on this machine."
+    )
+
+
+class TinyExpertsConfig(TinyAdderConfig):
+    """A Qwen3-MoE that adds."""
+
+    kind: Literal["tiny_experts"] = Field(
+        "tiny_experts", description="Chooses a small mixture of experts, built on this machine."
+    )
+    intermediate_size: Fixed[int] = 160  # width of an expert
+    num_experts: Fixed[int] = 8  # of each layer
+    experts_per_token: Fixed[int] = 2
 
 
 class TinyPlayerConfig(TinyModelConfig):
@@ -143,7 +159,7 @@ class TinyVisionConfig(TinyModelConfig):
 
 
 TinyConfig = (
-    TinyLlamaConfig | TinyPlayerConfig | TinyVisionConfig
+    TinyLlamaConfig | TinyExpertsConfig | TinyPlayerConfig | TinyVisionConfig
 )  # models that are made on this machine
 
 
@@ -189,6 +205,7 @@ class HubModelConfig(TrainedElsewhere):
 ModelConfig = Annotated[
     SmolLM2Config
     | TinyLlamaConfig
+    | TinyExpertsConfig
     | TinyPlayerConfig
     | TinyVisionConfig
     | PathConfig

@@ -13,9 +13,7 @@ from pathlib import Path
 from artifacts.models.registry import (
     HubModelConfig,
     SmolLM2Config,
-    TinyLlamaConfig,
-    TinyPlayerConfig,
-    TinyVisionConfig,
+    TinyModelConfig,
 )
 from flows.config.parts import Parts
 from tasks.cluster.devices import device_map, engine_members
@@ -37,7 +35,7 @@ def heads_of(config: Parts) -> Heads | None:
             return read_head_counts(str(config.model.described()))
         case SmolLM2Config():
             return SMOLLM2_HEADS
-        case TinyLlamaConfig() | TinyPlayerConfig() | TinyVisionConfig():
+        case TinyModelConfig():
             num = config.model.hidden_size // config.model.head_dim
             return num, num
     return None

@@ -269,6 +269,13 @@ def tiny_sync() -> Values:
 
 
 @preset(over="tiny")
+def tiny_experts() -> Values:
+    """The tiny preset with a mixture of experts, a Qwen3-MoE of two million parameters that is
+    trained through the experts which its engines took."""
+    return {"model": {"kind": "tiny_experts"}}
+
+
+@preset(over="tiny")
 def tiny_lora_sweep() -> Values:
     """The tiny preset with three adapters side by side in one run, each with its learning rate."""
     rates = {"slow": 2e-4, "middle": 2e-3, "fast": 2e-2}

@@ -20,7 +20,7 @@ from artifacts.datasets.rows import Dataset
 from artifacts.models.chat_template import check_template
 from artifacts.models.registry import (
     HubModelConfig,
-    TinyLlamaConfig,
+    TinyAdderConfig,
     TinyPlayerConfig,
     TrainedElsewhere,
 )
@@ -188,7 +188,7 @@ def _misfits_of_heads(config: RunConfig) -> Iterator[str]:
 def _head_length(config: RunConfig, domain: str) -> int | None:
     """Tokens of the head of a domain's environment; None if the model's tokenizer is not here."""
     head = config.environments[domain].head()
-    if isinstance(config.model, TinyLlamaConfig | TinyPlayerConfig):
+    if isinstance(config.model, TinyAdderConfig | TinyPlayerConfig):
         # imported when needed, transformers with it
         from artifacts.models.character_tokenizer import character_tokenizer
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from pydantic import TypeAdapter, ValidationError
 
 from artifacts.datasets.chain_sum import demonstration, draw_training_terms, question
-from artifacts.models.registry import TinyLlamaConfig, TinyPlayerConfig
+from artifacts.models.registry import TinyAdderConfig, TinyPlayerConfig
 from tasks.environments.episodes.bridge import make_bridge
 from tasks.environments.games.game import GameConfig
 from tasks.environments.registry import EnvironmentConfig
@@ -56,7 +56,7 @@ Draw = Callable[[random.Random, bool], Example]  # (its noise, whether it must b
 
 
 def demonstrations_of(
-    config: TinyLlamaConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase
+    config: TinyAdderConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase
 ) -> Draw:
     """Return what draws demonstrations for a tiny model. Raises ValueError as `game_of`."""
     if isinstance(config, TinyPlayerConfig):
@@ -64,7 +64,7 @@ def demonstrations_of(
     return _chain_sums(config, tokenizer)
 
 
-def _chain_sums(config: TinyLlamaConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
+def _chain_sums(config: TinyAdderConfig, tokenizer: PreTrainedTokenizerBase) -> Draw:
     def draw(rng: random.Random, is_clean: bool) -> Example:
         shares = (0.0, 0.0) if is_clean else (config.wrong_share, config.ramble_share)
         terms = draw_training_terms(rng, TRAINING_ALPHA)

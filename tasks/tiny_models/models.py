@@ -14,8 +14,7 @@ from artifacts.models.registry import (
     PathConfig,
     SmolLM2Config,
     TinyConfig,
-    TinyLlamaConfig,
-    TinyPlayerConfig,
+    TinyModelConfig,
     TinyVisionConfig,
     TrainedElsewhere,
     build_once,
@@ -28,7 +27,12 @@ Report = Callable[[str], None]
 
 # version of the recipe by kind; raise it when warm_up, demonstrations, chain_sum or a game change
 # what the same configuration builds, so that cached models are no longer used
-RECIPES: Mapping[str, int] = {"tiny_llama": 3, "tiny_player": 4, "tiny_vision": 1}
+RECIPES: Mapping[str, int] = {
+    "tiny_llama": 3,
+    "tiny_experts": 1,
+    "tiny_player": 4,
+    "tiny_vision": 1,
+}
 SMOLLM2 = "smollm2-135m-instruct"  # its directory in the cache
 
 
@@ -59,7 +63,7 @@ def _resolve(config: ModelConfig, cache_dir: Path, report: Report) -> Path:
             return fetch_hub_model(config)
         case SmolLM2Config():
             return build_once(cache_dir, SMOLLM2, partial(_convert, report))
-        case TinyLlamaConfig() | TinyPlayerConfig() | TinyVisionConfig():
+        case TinyModelConfig():
             return build_once(cache_dir, _tiny_name(config), partial(_warm_up, config, report))
 
 
@@ -78,7 +82,7 @@ def present_model(config: ModelConfig, cache_dir: Path) -> Path | None:
             directory = Path(found).parent
         case SmolLM2Config():
             directory = cache_dir / SMOLLM2
-        case TinyLlamaConfig() | TinyPlayerConfig() | TinyVisionConfig():
+        case TinyModelConfig():
             directory = cache_dir / _tiny_name(config)
     return directory if (directory / "config.json").is_file() else None
 

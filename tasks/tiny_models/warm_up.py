@@ -1,5 +1,5 @@
-"""The tiny models: a small Llama and its supervised warm-up, after which its answers are sometimes
-right.
+"""The tiny models: a small Llama, or a small Qwen3-MoE, and its supervised warm-up, after which its
+answers are sometimes right.
 
     demonstrations (clean, then flawed) -> batches of about 800 tokens -> next-token loss on what
     the model is to predict
@@ -23,8 +23,8 @@ from torch.nn.functional import cross_entropy
 from artifacts.models.character_tokenizer import VOCABULARY_SIZE, character_tokenizer
 from artifacts.models.importing import building_model, importing_transformers
 from artifacts.models.registry import (
-    TinyConfig,
-    TinyLlamaConfig,
+    TinyAdderConfig,
+    TinyExpertsConfig,
     TinyModelConfig,
     TinyPlayerConfig,
     save_model,
@@ -90,6 +90,8 @@ with importing_transformers():
         LlamaForCausalLM,
         PreTrainedModel,
         PreTrainedTokenizerBase,
+        Qwen3MoeConfig,
+        Qwen3MoeForCausalLM,
     )
 
 # a second thread gains little on matrices this small, and loses tenfold when the cores are shared
@@ -105,7 +107,7 @@ Report = Callable[[str], None]
 
 
 def build_tiny_model(
-    config: TinyLlamaConfig | TinyPlayerConfig, target: Path, report: Report
+    config: TinyAdderConfig | TinyPlayerConfig, target: Path, report: Report
 ) -> None:
     """Train the model and write it, in bf16, with its tokenizer into the directory `target`."""
     tokenizer = character_tokenizer()
@@ -114,17 +116,17 @@ def build_tiny_model(
 
 
 def warm_up(
-    config: TinyLlamaConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase, report: Report
-) -> LlamaForCausalLM:
+    config: TinyAdderConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase, report: Report
+) -> PreTrainedModel:
     """Build a model and train it for config.warm_up_steps, in float32. Global random state and
     thread count are restored afterwards."""
     with reproducible(config.seed):
         with building_model():
-            model = LlamaForCausalLM(_architecture(config, tokenizer))
+            model = _random(config, tokenizer)
         optimizers = optimizers_of(model)
         draw = demonstrations_of(config, tokenizer)
         rng = random.Random(f"{config.seed}/warm_up")
-        was_clean = isinstance(config, TinyLlamaConfig)
+        was_clean = isinstance(config, TinyAdderConfig)
         for step in range(config.warm_up_steps):
             is_clean = step < CLEAN_SHARE * config.warm_up_steps
             if was_clean and not is_clean:
@@ -139,7 +141,7 @@ def warm_up(
     return model.eval()
 
 
-def tell(config: TinyConfig, step: int, loss: float, report: Report) -> None:
+def tell(config: TinyModelConfig, step: int, loss: float, report: Report) -> None:
     """Report every 50th step of a warm-up."""
     if (step + 1) % 50 == 0:
         report(f"{config.kind}: warm-up step {step + 1} of {config.warm_up_steps}, loss {loss:.3f}")
@@ -164,25 +166,37 @@ def reproducible(seed: int) -> Iterator[None]:
         torch.set_num_threads(num_threads)
 
 
-def _architecture(config: TinyModelConfig, tokenizer: PreTrainedTokenizerBase) -> LlamaConfig:
+def _random(
+    config: TinyAdderConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase
+) -> PreTrainedModel:
+    """The model before its warm-up."""
     num_heads = config.hidden_size // config.head_dim
-    return LlamaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=config.num_layers,
-        num_attention_heads=num_heads,
-        num_key_value_heads=num_heads,
-        head_dim=config.head_dim,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        initializer_range=config.hidden_size
-        ** -0.5,  # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
-        pad_token_id=tokenizer.pad_token_id,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        dtype="float32",
-    )
+    sizes = {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "head_dim": config.head_dim,
+        "max_position_embeddings": 1024,
+        "tie_word_embeddings": True,
+        # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
+        "initializer_range": config.hidden_size**-0.5,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "dtype": "float32",
+    }
+    if not isinstance(config, TinyExpertsConfig):
+        return LlamaForCausalLM(LlamaConfig(**sizes))
+    experts = {
+        "num_experts": config.num_experts,
+        "num_experts_per_tok": config.experts_per_token,
+        "moe_intermediate_size": config.intermediate_size,
+        "norm_topk_prob": True,
+    }
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))
 
 
 def optimizers_of(model: PreTrainedModel) -> tuple[torch.optim.Optimizer, ...]:
@@ -196,7 +210,7 @@ def optimizers_of(model: PreTrainedModel) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def _train_step(
-    model: LlamaForCausalLM,
+    model: PreTrainedModel,
     optimizers: tuple[torch.optim.Optimizer, ...],
     examples: Sequence[Example],
     lr_share: float,

@@ -55,6 +55,10 @@ Settings = tuple[str, ...]
 TRAINED: tuple[Settings, ...] = ((), (ADAPTER,))
 KINDS_TRAINED = ("weights", "adapter")
 of_both_kinds = pytest.mark.parametrize("trained", TRAINED, ids=KINDS_TRAINED)
+EXPERTS = f"model={json.dumps({'kind': 'tiny_experts', 'profile': WARMED_UP})}"
+# a mixture, whole experts of which each rank of the learner owns
+SPREAD_EXPERTS = (EXPERTS, "learner.parameters=sharded")
+WITH_EXPERTS, KINDS_WITH_EXPERTS = (*TRAINED, SPREAD_EXPERTS), (*KINDS_TRAINED, "experts")
 # of this process alone: others may have runs of the same name
 HANDOVER = Path("/dev/shm") / f"rollflow-tests-{os.getpid()}"
 NUM_GPUS = len(found_gpus().names)

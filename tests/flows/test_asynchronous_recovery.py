@@ -14,7 +14,10 @@ import pytest
 from tests.flows.asynchronous_records import check, check_evaluation, commits, num_mixed
 from tests.flows.conftest import (
     ENDS_WITHIN_S,
+    EXPERTS,
+    KINDS_WITH_EXPERTS,
     SIMULATED,
+    TRAINED,
     Launcher,
     Settings,
     moment,
@@ -23,7 +26,8 @@ from tests.flows.conftest import (
     worker_of,
 )
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900), of_both_kinds]
+pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+of_every_kind = pytest.mark.parametrize("trained", [*TRAINED, (EXPERTS,)], ids=KINDS_WITH_EXPERTS)
 
 RATIO = 1.5
 SETTINGS = (
@@ -51,6 +55,7 @@ def lose_workers(process: subprocess.Popen[str], run: Path, first: str) -> None:
     assert process.returncode == 0, err
 
 
+@of_every_kind
 def test_a_flow_that_is_killed_while_steps_overlap_resumes(
     launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
@@ -71,6 +76,7 @@ def test_a_flow_that_is_killed_while_steps_overlap_resumes(
     assert num_mixed(run, num_steps) > 0
 
 
+@of_every_kind
 def test_workers_that_are_killed_while_steps_overlap_are_got_over(
     launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
@@ -85,6 +91,7 @@ def test_workers_that_are_killed_while_steps_overlap_are_got_over(
     assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 3
 
 
+@of_both_kinds
 def test_what_is_killed_where_devices_generate_and_train_in_turn_goes_on_with_what_was_stopped(
     launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
@@ -105,6 +112,7 @@ def test_what_is_killed_where_devices_generate_and_train_in_turn_goes_on_with_wh
     assert sum(commit["metrics"]["round/attempts"] > 1 for commit in commits(run)) >= 2
 
 
+@of_both_kinds
 def test_what_dies_beside_an_evaluation_leaves_it_of_one_version(
     launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:

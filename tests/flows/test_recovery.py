@@ -15,6 +15,8 @@ import json
 import os
 import shutil
 import signal
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -23,9 +25,10 @@ import pytest
 from artifacts import layout
 from tests.flows.conftest import (
     ENDS_WITHIN_S,
-    KINDS_TRAINED,
+    KINDS_WITH_EXPERTS,
     SIMULATED,
-    TRAINED,
+    SPREAD_EXPERTS,
+    WITH_EXPERTS,
     Launcher,
     Settings,
     moment,
@@ -47,7 +50,7 @@ MOMENTS = (
 NUM_CLOSED = 3
 
 
-@pytest.fixture(scope="module", params=TRAINED, ids=KINDS_TRAINED)
+@pytest.fixture(scope="module", params=WITH_EXPERTS, ids=KINDS_WITH_EXPERTS)
 def simulated(request: pytest.FixtureRequest) -> Settings:
     return (*SIMULATED, *request.param)
 
@@ -133,15 +136,39 @@ def test_a_worker_that_is_killed_at_every_point_is_got_over(
     assert trained_prompts(run) == trained_prompts(uninterrupted)
 
 
+@pytest.fixture(scope="module")
+def real(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[Settings], Path]:
+    """An uninterrupted run on real engines, one for each kind."""
+
+    @cache
+    def run(trained: Settings) -> Path:
+        return whole_run(launcher, tmp_path_factory.mktemp("real") / "uninterrupted", *trained)
+
+    return run
+
+
 @pytest.mark.engine
-@of_both_kinds
+@pytest.mark.parametrize("trained", WITH_EXPERTS, ids=KINDS_WITH_EXPERTS)
 def test_a_real_engine_that_is_killed_at_every_point_is_got_over(
-    launcher: Launcher, tmp_path: Path, trained: Settings
+    launcher: Launcher, real: Callable[[Settings], Path], tmp_path: Path, trained: Settings
 ) -> None:
-    whole = whole_run(launcher, tmp_path / "real-uninterrupted", *trained)
     run = kill_at_every_point(launcher, tmp_path, "engine-0", *trained)
-    assert digests(run)[:NUM_CLOSED] == digests(whole)[:NUM_CLOSED]
-    assert trained_prompts(run) == trained_prompts(whole)
+    assert digests(run)[:NUM_CLOSED] == digests(real(trained))[:NUM_CLOSED]
+    assert trained_prompts(run) == trained_prompts(real(trained))
+
+
+@pytest.mark.engine
+def test_a_killed_rank_trains_again_through_the_experts_that_real_engines_took(
+    launcher: Launcher, real: Callable[[Settings], Path], tmp_path: Path
+) -> None:
+    run = kill_at_every_point(launcher, tmp_path, "learner-0", *SPREAD_EXPERTS)
+    routes = pq.read_table(run / "responses" / "step=00002", columns=["routes"])["routes"]
+    assert len(routes) == 16
+    assert not routes.null_count
+    assert digests(run)[:NUM_CLOSED] == digests(real(SPREAD_EXPERTS))[:NUM_CLOSED]
+    assert trained_prompts(run) == trained_prompts(real(SPREAD_EXPERTS))
 
 
 def test_a_learner_that_dies_before_the_checkpoint_is_got_over(

@@ -30,6 +30,8 @@ from artifacts.models.registry import (
     ModelConfig,
     PathConfig,
     SmolLM2Config,
+    TinyAdderConfig,
+    TinyExpertsConfig,
     TinyLlamaConfig,
     TinyPlayerConfig,
     build_once,
@@ -48,6 +50,12 @@ from tasks.tiny_models.models import present_model, resolve_model
 from tasks.tiny_models.warm_up import FLAWED, warm_up
 
 SMALL = TinyLlamaConfig(hidden_size=32, intermediate_size=32, num_layers=1, warm_up_steps=3)
+SMALL_EXPERTS = TinyExpertsConfig(
+    hidden_size=32, intermediate_size=32, num_layers=1, warm_up_steps=3, num_experts=4
+)
+of_both_adders = pytest.mark.parametrize(
+    "config", [SMALL, SMALL_EXPERTS], ids=lambda config: config.kind
+)
 
 
 def fake_model(path: Path) -> None:
@@ -258,16 +266,20 @@ def test_two_warm_ups_give_identical_weights_and_leave_no_trace() -> None:
     assert num_threads == torch.get_num_threads()
 
 
-def test_a_warm_up_lowers_the_loss() -> None:
+@of_both_adders
+def test_a_warm_up_lowers_the_loss(config: TinyAdderConfig) -> None:
     lines: list[str] = []
-    warm_up(SMALL.model_copy(update={"warm_up_steps": 50}), character_tokenizer(), lines.append)
+    warm_up(config.model_copy(update={"warm_up_steps": 50}), character_tokenizer(), lines.append)
     told, line = lines
-    assert told == f"tiny_llama: {FLAWED}", "at three quarters, where the loss goes up"
+    assert told == f"{config.kind}: {FLAWED}", "at three quarters, where the loss goes up"
     assert float(line.rpartition(" ")[2]) < 3.5  # ln 64 = 4.2 before the first step
 
 
-def test_the_tiny_model_loads_as_an_ordinary_directory(tmp_path: Path) -> None:
-    path = resolve_model(SMALL, tmp_path)
+@of_both_adders
+def test_the_tiny_model_loads_as_an_ordinary_directory(
+    tmp_path: Path, config: TinyLlamaConfig | TinyExpertsConfig
+) -> None:
+    path = resolve_model(config, tmp_path)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(path),
         AutoTokenizer.from_pretrained(path),

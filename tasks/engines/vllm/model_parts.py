@@ -61,8 +61,9 @@ def experts_held(module: Any, of_file: Mapping[str, Tensor]) -> dict[str, Tensor
 def _shares(module: Any, of_file: Mapping[str, Tensor]) -> dict[str, Tensor]:  # Any: as above
     """What this rank of tensor parallelism loads of every expert: some columns between its two
     products, which are rows of gate and up projection, one after the other in the file."""
-    ranks = module.moe_config.moe_parallel_config
-    halves = of_file["w13_weight"].unflatten(1, (2, -1))
+    ranks, gate_up = module.moe_config.moe_parallel_config, of_file["w13_weight"]
+    num, rows, hidden = gate_up.shape
+    halves = gate_up.view(num, 2, rows // 2, hidden)
     return {
         "w13_weight": halves.chunk(ranks.tp_size, 2)[ranks.tp_rank].flatten(1, 2),
         "w2_weight": of_file["w2_weight"].chunk(ranks.tp_size, 2)[ranks.tp_rank],
