@@ -11,10 +11,13 @@ from typing import Any
 import duckdb
 import pytest
 
+from artifacts.adapter_files import read_adapter
 from artifacts.journal import Journal
 from artifacts.pictures import content_of
 from artifacts.records import Fate
 from artifacts.store import Store
+from artifacts.weight_files import MODEL_WEIGHTS
+from artifacts.weights import read_weights
 from tests.flows.conftest import BRIEFLY, DRAWN, Finished, Launcher, moment, wait_for
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
@@ -113,3 +116,30 @@ def test_an_episode_shows_its_pictures_turn_by_turn(launcher: Launcher, tmp_path
         assert 0 < commit["metrics"]["train/mismatch_abs"] < 0.02
     assert len({commit["weights"]["digest"] for commit in commits(run)}) > 1
     assert "data:image/png;base64," in (run / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("publish", ["adapter", "merged"])
+def test_an_adapter_of_the_decoder_is_trained_beside_a_frozen_tower(
+    launcher: Launcher, tmp_path: Path, publish: str
+) -> None:
+    """Engines get the adapter beside the model, or merged; the run leaves a whole model."""
+    settings = (
+        f'run_name="{publish}"',
+        "num_steps=2",
+        "sampling.max_response_tokens=8",
+        "learner.lora.rank=4",
+        f"learner.lora.publish={publish}",
+    )
+    finished = launcher.run(tmp_path, *settings, preset="tiny-vision")
+    assert finished.code == 0, finished.err
+    run = tmp_path / publish
+    for commit in commits(run):
+        assert 0 < commit["metrics"]["publish/probe_difference_nats"] < 0.1
+        assert 0 < commit["metrics"]["train/mismatch_abs"] < 0.02
+    assert len({commit["weights"]["digest"] for commit in commits(run)}) > 1
+    model = dict(read_weights(run / "model" / MODEL_WEIGHTS))
+    assert any(name.startswith("model.visual.") for name in model)
+    if publish == "adapter":
+        adapted = read_adapter(str(run / "adapter")).tensors
+        assert adapted
+        assert all(name.startswith("model.language_model.layers.") for name in adapted)
