@@ -54,7 +54,7 @@ def test_the_rules_are_those_of_the_suite() -> None:
 
 def test_the_commands_shown_can_be_parsed() -> None:
     commands = re.findall(r"^rollflow check (.*)$", PAGE, re.MULTILINE)
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         assert parser().parse_args(shlex.split(command)).part == "environment"
 

@@ -245,7 +245,8 @@ def test_reports_and_updates_are_those_of_replicated_parameters(played: Played) 
     for told in played[3]:
         replicated, sharded = (told[kind] for kind in KINDS)
         assert sharded["rows"] == replicated["rows"]
-        assert sharded["loss_sums"] == replicated["loss_sums"]
+        # experts sum over other batches of tokens
+        assert sharded["loss_sums"] == pytest.approx(replicated["loss_sums"], rel=1e-6)
         for got, expected in zip(sharded["updates"], replicated["updates"], strict=True):
             assert got.grad_norm == pytest.approx(expected.grad_norm, rel=1e-5, nan_ok=True)
             assert got.loss == pytest.approx(expected.loss, rel=1e-4, nan_ok=True)
