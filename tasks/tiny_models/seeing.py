@@ -26,7 +26,6 @@ from artifacts.datasets.shapes import HIGHEST, ShapesConfig, drawn
 from artifacts.models.character_tokenizer import (
     SHOWING,
     VISION,
-    VOCABULARY_SIZE,
     seeing_tokenizer,
 )
 from artifacts.models.importing import building_model, importing_transformers
@@ -37,6 +36,7 @@ from tasks.tiny_models.warm_up import (
     FLAWED,
     IGNORED,
     Report,
+    decoder_sizes,
     lr_share_of,
     optimizers_of,
     reproducible,
@@ -146,22 +146,11 @@ def loss_of(model: Qwen2_5_VLForConditionalGeneration, examples: Sequence[SeenEx
 
 
 def _architecture(config: TinyVisionConfig, tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLConfig:
-    num_heads = config.hidden_size // config.head_dim
     start, end, picture, video = tokenizer.convert_tokens_to_ids(list(VISION))
     third = config.head_dim // 6  # of the angles of a head, for rows and for columns
     return Qwen2_5_VLConfig(
         text_config={
-            "vocab_size": VOCABULARY_SIZE,
-            "hidden_size": config.hidden_size,
-            "intermediate_size": config.intermediate_size,
-            "num_hidden_layers": config.num_layers,
-            "num_attention_heads": num_heads,
-            "num_key_value_heads": num_heads,
-            "max_position_embeddings": 1024,
-            "initializer_range": config.hidden_size**-0.5,
-            "bos_token_id": tokenizer.bos_token_id,
-            "eos_token_id": tokenizer.eos_token_id,
-            "pad_token_id": tokenizer.pad_token_id,
+            **decoder_sizes(config, tokenizer),
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10000.0,

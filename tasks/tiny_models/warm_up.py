@@ -15,6 +15,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -170,22 +171,10 @@ def _random(
     config: TinyAdderConfig | TinyPlayerConfig, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """The model before its warm-up."""
-    num_heads = config.hidden_size // config.head_dim
     sizes = {
-        "vocab_size": VOCABULARY_SIZE,
-        "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
-        "num_hidden_layers": config.num_layers,
-        "num_attention_heads": num_heads,
-        "num_key_value_heads": num_heads,
+        **decoder_sizes(config, tokenizer),
         "head_dim": config.head_dim,
-        "max_position_embeddings": 1024,
         "tie_word_embeddings": True,
-        # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
-        "initializer_range": config.hidden_size**-0.5,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.bos_token_id,
-        "eos_token_id": tokenizer.eos_token_id,
         "dtype": "float32",
     }
     if not isinstance(config, TinyExpertsConfig):
@@ -197,6 +186,27 @@ def _random(
         "norm_topk_prob": True,
     }
     return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **experts))
+
+
+def decoder_sizes(
+    config: TinyModelConfig, tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Any]:  # Any: values of transformers' configurations
+    """What the configurations of all tiny decoders say alike."""
+    num_heads = config.hidden_size // config.head_dim
+    return {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": num_heads,
+        "max_position_embeddings": 1024,
+        # the usual 0.02 keeps a model this narrow on its plateau for most of the budget
+        "initializer_range": config.hidden_size**-0.5,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
 
 
 def optimizers_of(model: PreTrainedModel) -> tuple[torch.optim.Optimizer, ...]:

@@ -22,7 +22,7 @@ from artifacts.models.registry import TinyVisionConfig
 from artifacts.pictures import PictureFolder
 from artifacts.records import Generated, Request, Running, ShownPicture, WeightsRef
 from artifacts.store import Store
-from tasks.engines.base import PicturedProbe
+from tasks.engines.base import PicturedProbe, Probes
 from tasks.engines.chat_tokens import ChatTokens
 from tasks.engines.picture_prompts import with_pictures
 from tasks.engines.vllm.core import VllmCore
@@ -273,6 +273,21 @@ async def test_a_load_that_keeps_the_cache_changes_no_draw_and_shows_new_prompts
     torch.testing.assert_close(given, wanted[-len(given) :], atol=TOLERANCE, rtol=0)
 
 
+async def agreed(
+    engine: VllmEngine, learner: LearnerRank, version: int, folder: Path, probes: Probes
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Load what the learner publishes; returns the log-probabilities of the first probe in learner
+    and engine, which agree as all tensors do."""
+    weights = learner.export_weights(version, str(folder / f"{version}.safetensors"))
+    assert weights is not None
+    held = await engine.load_weights(weights, probes, Running.DROP)
+    assert held.fingerprints == learner.fingerprints()
+    assert held.probe_logprobs is not None
+    ours, theirs = map(torch.tensor, (learner.probe(probes)[0], held.probe_logprobs[0]))
+    torch.testing.assert_close(ours, theirs, atol=TOLERANCE, rtol=0)
+    return ours, theirs
+
+
 async def test_an_adapter_of_the_decoder_is_held_and_computed_with_beside_pictures(
     seeing: Seeing, slot: Slot, tmp_path: Path
 ) -> None:
@@ -302,13 +317,7 @@ async def test_an_adapter_of_the_decoder_is_held_and_computed_with_beside_pictur
     slot.hold(engine)
     shown = seeing.shown(FIELDS, BARS[0])
     probes = (PicturedProbe.of(*shown),)
-    weights = learner.export_weights(1, str(tmp_path / "1.safetensors"))
-    assert weights is not None
-    held = await engine.load_weights(weights, probes, Running.DROP)
-    assert held.fingerprints == learner.fingerprints()
-    assert held.probe_logprobs is not None
-    ours, theirs = learner.probe(probes)[0], held.probe_logprobs[0]
-    torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=TOLERANCE, rtol=0)
+    _, theirs = await agreed(engine, learner, 1, tmp_path, probes)
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(seeing.path, dtype=torch.float32)
     added = {
         name: merged(name, weight, adapter, lora.scale)
@@ -316,7 +325,7 @@ async def test_an_adapter_of_the_decoder_is_held_and_computed_with_beside_pictur
     }
     done = await generate(engine, [request(shown, "9/0", index) for index in range(3)])
     plain = plain_logprobs(seeing, shown[0], shown[1])
-    assert (plain - torch.tensor(theirs)).abs().max() > 0.05, "the adapter is not small"
+    assert (plain - theirs).abs().max() > 0.05, "the adapter is not small"
     for each in done.values():
         wanted = plain_logprobs(seeing, (*shown[0], *each.token_ids), shown[1], added)
         given = torch.tensor(each.logprobs)
@@ -367,14 +376,8 @@ async def test_qwen3_vl_adds_what_its_tower_sees_behind_the_first_layers_as_the_
             for name, tensor in learner._policy.parameters.exported():
                 if name.startswith("model.visual.deepstack_merger_list.0.linear_fc2"):
                     tensor.mul_(-1.0)
-        weights = learner.export_weights(version, str(tmp_path / f"{version}.safetensors"))
-        assert weights is not None
-        held = await engine.load_weights(weights, probes, Running.DROP)
-        assert held.fingerprints == learner.fingerprints()
-        assert held.probe_logprobs is not None
-        ours, theirs = learner.probe(probes)[0], held.probe_logprobs[0]
-        torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), atol=TOLERANCE, rtol=0)
-        before.append(torch.tensor(ours))
+        ours, _ = await agreed(engine, learner, version, tmp_path, probes)
+        before.append(ours)
         done = await generate(engine, [request(shown, f"8/{version}", index) for index in range(3)])
         for each in done.values():
             whole = PicturedProbe.of((*shown[0], *each.token_ids), shown[1])

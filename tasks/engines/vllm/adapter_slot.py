@@ -15,7 +15,7 @@ batch passes `set_active_adapters`, with a mapping in the order of the runner's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from artifacts.adapter_files import A, B, named, part_of, stem_of
@@ -87,21 +87,7 @@ def load_adapters(
     parts = {part.stem: part.name for part in _parts(manager)}
     owned = {name: part_of(tensors, name) for name in ids}
     stems = {name: sorted(set(map(stem_of, own))) for name, own in owned.items()}
-    unknown = [
-        named(name, stem)
-        for name, own in owned.items()
-        for stem in stems[name] or ["none"]
-        if stem not in parts or {stem + A, stem + B} - own.keys()
-    ]
-    if unknown or sum(map(len, owned.values())) != len(tensors):
-        known = ", ".join(sorted({_leaf(stem) for stem in parts}))
-        strange = unknown or sorted(
-            name for name in tensors if name.partition("/")[0] not in shape.names
-        )
-        raise ValueError(
-            f"an adapter must consist of matrices A and B of the model's layers, {path} has"
-            f" {strange[0]}; vLLM adapts {known}"
-        )
+    _check_stems(tensors, shape, path, parts)
     scaled = {
         name: {stem: own[stem + B] * shape.scale for stem in stems[name]}
         for name, own in owned.items()
@@ -130,6 +116,28 @@ def load_adapters(
             held = _held(manager, number, owned[name], scaled[name])
             prints |= {named(name, tensor): each for tensor, each in held.items()}
     return prints
+
+
+def _check_stems(
+    tensors: Mapping[str, Tensor], shape: AdapterShape, path: str, known: Collection[str]
+) -> None:
+    """Raises ValueError unless the tensors are pairs of these matrices, for every adapter, and
+    nothing beside them."""
+    owned = {name: part_of(tensors, name) for name in shape.names}
+    unknown = [
+        named(name, stem)
+        for name, own in owned.items()
+        for stem in sorted(set(map(stem_of, own))) or ["none"]
+        if stem not in known or {stem + A, stem + B} - own.keys()
+    ]
+    if unknown or sum(map(len, owned.values())) != len(tensors):
+        strange = unknown or sorted(
+            name for name in tensors if name.partition("/")[0] not in shape.names
+        )
+        raise ValueError(
+            f"an adapter must consist of matrices A and B of the model's layers, {path} has"
+            f" {strange[0]}; vLLM adapts {', '.join(sorted({_leaf(stem) for stem in known}))}"
+        )
 
 
 def _leaf(name: str) -> str:

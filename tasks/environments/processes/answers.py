@@ -16,6 +16,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from artifacts.printable import printable_line
 from tasks.environments.base import MOST_PICTURE_BYTES, Crashed, check_pictures
@@ -63,11 +64,12 @@ def read_transition(body: bytes, max_chars: int) -> Transition:
 
 def _observation_in(answer: Mapping[str, object]) -> object:
     """The observation of an answer, with its pictures. Raises Crashed."""
-    text, shown = answer.get("observation"), answer.get("pictures")
+    text = answer.get("observation")
+    shown: Any = answer.get("pictures")  # Any: JSON
     if shown is None or not isinstance(text, str):
         return text
     try:
-        files = [base64.b64decode(data, validate=True) for data in shown]  # type: ignore[attr-defined]
+        files = [base64.b64decode(data, validate=True) for data in shown]
     except (binascii.Error, TypeError, ValueError) as error:
         raise Crashed("its process broke the protocol: pictures that are no base64") from error
     return PicturedText.of(text, files)
