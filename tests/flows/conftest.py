@@ -211,7 +211,8 @@ def wait_for(found: Path, process: Train, deadline_s: float = 300.0) -> None:
                 f"the run ended with {process.returncode} before {found}: {process.stderr.read()}"
             )
         if time.monotonic() > ends:
-            raise AssertionError(f"{found} did not appear within {deadline_s:.0f} s")
+            why = process.stacks()
+            raise AssertionError(f"{found} did not appear within {deadline_s:.0f} s: {why}")
         time.sleep(0.05)
 
 

@@ -12,22 +12,27 @@ seconds to make. `Launcher.run_command` starts it as a user does.
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import fcntl
 import json
 import os
+import re
 import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
 import dask
+import psutil
 from dask.cli import run_cli
 
 from tasks.cluster.fork_server import METHOD, fork_fork_server
@@ -46,6 +51,8 @@ IMPORTS = (
 )
 Order = Mapping[str, Any]  # what a program is told. Any: JSON
 Ends = tuple[int, int]  # descriptors that it writes its output and its errors to
+STACKS = signal.SIGUSR2  # at which the processes of a run write where their threads are
+STACK_CHARACTERS = 6_000  # of each process, the last
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}  # as a fork server imports it
 
 
@@ -107,9 +114,38 @@ class Train(Forked):
         super().__init__(origin, "train", order, (out_end, err_end))
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """What it wrote, when it has ended. Raises subprocess.TimeoutExpired."""
-        self.wait(timeout)
+        """What it wrote, when it has ended. Fails with `stacks` if it does not in time."""
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run goes on after {timeout} s: {self.stacks()}") from None
         return self.stdout.read(), self.stderr.read()
+
+    def stacks(self) -> str:
+        """What a run that does not go on wrote, and its processes with their threads; ends it."""
+        family = [psutil.Process(self.pid)]
+        family += family[0].children(recursive=True)
+        logs = {}
+        for process in family:
+            with suppress(OSError, psutil.Error):
+                caught = re.search(
+                    r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text()
+                )
+                if caught and int(caught[1], 16) >> (STACKS - 1) & 1:
+                    logs[process.pid] = Path(os.readlink(f"/proc/{process.pid}/fd/2"))
+                    process.send_signal(STACKS)
+        time.sleep(1.0)
+        self.kill()
+        self.wait()
+        said = [
+            f"{pid}: {log.read_text()[-STACK_CHARACTERS:]}"
+            for pid, log in logs.items()
+            if log.is_file()
+        ]
+        os.set_blocking(self.stderr.fileno(), False)  # a child may have it open, still
+        with suppress(BlockingIOError):
+            said.append(os.read(self.stderr.fileno(), PIPE_BYTES).decode(errors="replace"))
+        return "\n".join(said)
 
 
 class TrainOrigin:
@@ -182,6 +218,7 @@ def play(message: Order, tables: Path, out: int, err: int) -> NoReturn:
         for stream, end in ((1, out), (2, err)):
             os.dup2(end, stream)
             os.close(end)
+        faulthandler.register(STACKS)
         code = PROGRAMS[message["program"]](tables=tables, **message["order"])
         atexit._run_exitfuncs()
         for screen in (sys.stdout, sys.stderr):
