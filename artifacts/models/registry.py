@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 TOKENIZER = "tokenizer.json"
 DESCRIPTION = ("*.json", "*.jinja", "*.txt", "*.model")  # the small files of a model's directory
 OTHER_FORMATS = ("*/*",)  # folders with the same weights in other formats
-# architectures that take pictures as well
-SEEING = ("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration")
+# models that take pictures: their model_type, and what the names of their classes begin with, in
+# transformers and in vLLM
+SEEING: Mapping[str, str] = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}
 CAUSAL = (
     "ForCausalLM",
     "LMHeadModel",
-    *SEEING,
+    *(f"{stem}ForConditionalGeneration" for stem in SEEING.values()),
 )  # ends of the names of architectures that generate text
 
 

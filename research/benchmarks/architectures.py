@@ -37,7 +37,7 @@ from artifacts.models.character_tokenizer import (
     seeing_tokenizer,
 )
 from artifacts.models.picture_processor import processor_of
-from artifacts.models.registry import TinyVisionConfig
+from artifacts.models.registry import SEEING, TinyVisionConfig
 from artifacts.pictures import PictureFolder
 from artifacts.records import WeightsRef
 from artifacts.store import Store
@@ -70,7 +70,6 @@ from tasks.engines.chat_tokens import ChatTokens
 from tasks.engines.picture_prompts import with_pictures
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.architecture import (
-    PICTURED,
     check_architecture,
     check_packed,
     has_experts,
@@ -161,7 +160,7 @@ def save_models(name: str, folder: Path, num_models: int) -> list[Path]:
     """Models of an architecture, each with weights of its own."""
     paths = [folder / f"model-{seed}" for seed in range(num_models)]
     for seed, path in enumerate(paths):
-        if name in PICTURED:
+        if name in SEEING:
             path.mkdir()
             config = TinyVisionConfig.model_validate({"profile": {**FEW_STEPS, "seed": seed}})
             build_seeing_model(config, path, logger.info)
@@ -185,7 +184,7 @@ def show(model: Path, folder: Path) -> ShownPrompt:
 
 def settings_of(name: str, folder: Path) -> LearnerConfig:
     """The learner's settings: a tower is trained, with pictures of this folder."""
-    seeing = {"vision": "trained", "pictures": str(folder)} if name in PICTURED else {}
+    seeing = {"vision": "trained", "pictures": str(folder)} if name in SEEING else {}
     return LearnerConfig.model_validate(seeing)
 
 
@@ -193,7 +192,7 @@ def try_learner(name: str, folder: Path) -> str:
     (model,) = save_models(name, folder, 1)
     with refusals():
         check_packed(model)
-    packed_training(model, show(model, folder / "pictures") if name in PICTURED else None)
+    packed_training(model, show(model, folder / "pictures") if name in SEEING else None)
     return ""
 
 
@@ -284,9 +283,9 @@ CHECKS: Mapping[str, Check] = {
 def cell(column: str, name: str) -> str:
     """What the table says in this column of an architecture."""
     is_mixture = any("experts" in field for field in ARCHITECTURES.get(name, ()))
-    if (column == EXPERTS and not is_mixture) or (column == PICTURES and name not in PICTURED):
+    if (column == EXPERTS and not is_mixture) or (column == PICTURES and name not in SEEING):
         return NOTHING_THERE
-    if column == ADAPTER and name in PICTURED:
+    if column == ADAPTER and name in SEEING:
         return NOT_TRIED
     return cell_of(CHECKS[column], name)
 

@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from artifacts.models.importing import building_model, importing_transformers
+from artifacts.models.registry import SEEING
 from tasks.engines.base import ReplicaConfig
 
 logger = logging.getLogger(__name__)
@@ -24,10 +25,9 @@ logger = logging.getLogger(__name__)
 TESTED = frozenset(
     {
         "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
-        "granite", "qwen3_moe", "olmoe", "mixtral", "glm4_moe", "qwen2_5_vl", "qwen3_vl",
+        "granite", "qwen3_moe", "olmoe", "mixtral", "glm4_moe", *SEEING,
     }
 )  # fmt: skip
-PICTURED = frozenset({"qwen2_5_vl", "qwen3_vl"})  # of them, those that take pictures
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
 ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe", "olmoe", "mixtral", "glm4_moe"})
 ENGINE_DIFFERS = {  # what an engine that was tried computes otherwise than the learner
@@ -126,8 +126,8 @@ def _refuse(path: Path, config: Any, obstacles: Sequence[str]) -> None:  # Any: 
 
 
 def _obstacles(config: Any) -> Iterator[str]:  # Any: transformers' configurations carry no types
-    if takes_pictures(config) and config.model_type not in PICTURED:
-        yield f"a vision tower, which was tried with {', '.join(sorted(PICTURED))} alone"
+    if takes_pictures(config) and config.model_type not in SEEING:
+        yield f"a vision tower, which was tried with {', '.join(sorted(SEEING))} alone"
         return
     text = config.get_text_config()
     for name, meaning in CHANGED_NUMBERS.items():

@@ -20,6 +20,7 @@ from typing import Any
 
 from artifacts.models.importing import importing_transformers
 from artifacts.models.picture_processor import PictureProcessor, processor_of
+from artifacts.models.registry import SEEING
 from artifacts.pictures import LatestMade, PictureFolder
 from artifacts.records import ShownPicture
 from artifacts.shown_pictures import MOST_PICTURES
@@ -28,7 +29,6 @@ from tasks.engines.model_files import read_model_type, takes_pictures
 
 KEPT_BYTES = 256 * 2**20  # of patches
 _TORCHVISION = "transformers.models.qwen2_vl.image_processing_qwen2_vl"
-_STEMS = {"qwen2_5_vl": "Qwen2_5_VL", "qwen3_vl": "Qwen3VL"}  # of vLLM's classes, by its module
 
 
 def arguments_of(model_path: str) -> dict[str, Any]:  # Any: vLLM's EngineArgs
@@ -58,7 +58,7 @@ def register_architecture(model_path: str) -> None:
         found: Any = import_module(f"vllm.model_executor.models.{kind}")  # Any: not typed here
 
     most_tokens = processor_of(model_path).most_tokens
-    stem = _STEMS[kind]
+    stem = SEEING[kind]
     info_class, processor_class = (
         getattr(found, f"{stem}{part}") for part in ("ProcessingInfo", "MultiModalProcessor")
     )
