@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
-from artifacts.episodes import Episode, Turn
+from artifacts.episodes import Episode, Turn, observations_of
 from artifacts.printable import printable
 from artifacts.records import Outcome, ShownPicture
 from artifacts.tables import ResponseRow
@@ -126,10 +126,12 @@ def _about(row: ResponseRow) -> str:
 
 
 def _lines(episode: Episode) -> Iterator[TranscriptLine]:
-    for number, turn in enumerate(episode.turns, 1):
-        said = f"{'(picture) ' * len(turn.pictures)}{printable(turn.observation)}"
+    # a turn whose history was rewritten was given the pictures before it once more
+    seen = observations_of(episode.turns)
+    for number, (turn, own) in enumerate(zip(episode.turns, seen, strict=True), 1):
+        said = f"{'(picture) ' * len(own.pictures)}{printable(own.text)}"
         yield TranscriptLine(
-            turn=str(number), voice=Voice.ENVIRONMENT, text=said, pictures=turn.pictures
+            turn=str(number), voice=Voice.ENVIRONMENT, text=said, pictures=own.pictures
         )
         if turn.num_sampled or turn.action:
             yield TranscriptLine(turn="", voice=Voice.MODEL, text=printable(turn.action))

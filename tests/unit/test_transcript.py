@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from report_factories import make_row
 from transcript_factories import LOST, WON, make_episode_row
 
 from artifacts.episodes import Ending
-from artifacts.records import Outcome
+from artifacts.records import Outcome, ShownPicture
 from artifacts.reports.answers import changes_of, markdown, questions_of
 from artifacts.reports.transcript import Transcript, transcript_of
 from artifacts.tables import ResponseRow
@@ -33,6 +35,27 @@ def test_an_episode_reads_turn_by_turn() -> None:
         "     model        15",
         "                  reward 1; model 0.50 s, environment 0.25 s",
         "end  environment  Right.",
+    ]
+
+
+def test_a_turn_shows_its_own_pictures_alone() -> None:
+    """Given again, where the history is rewritten, are those of the turns before."""
+    row = make_episode_row(said=LOST)
+    generated = row.response.generated
+    assert generated.episode is not None
+    a, b, c = (ShownPicture(content=name, begin=1, rows=1, columns=1) for name in "abc")
+    given = (((a,), False), ((a, b), True), ((c,), False))
+    turns = tuple(
+        replace(turn, pictures=pictures, starts_over=starts_over)
+        for turn, (pictures, starts_over) in zip(generated.episode.turns, given, strict=True)
+    )
+    generated = replace(generated, episode=replace(generated.episode, turns=turns))
+    lines = told(replace(row, response=replace(row.response, generated=generated))).lines
+    assert [picture.content for line in lines for picture in line.pictures] == ["a", "b", "c"]
+    assert [line.text for line in lines if line.pictures] == [
+        "(picture) Guess.",
+        "(picture) Higher.",
+        "(picture) Lower.",
     ]
 
 
