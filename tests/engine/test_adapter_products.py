@@ -14,13 +14,21 @@ pytestmark = pytest.mark.engine
 
 IDS = [7, 9]  # vLLM's ids of the adapters in its two slots
 RANK, INPUTS, SIZES = 3, 10, (4, 6)  # of a fused layer with two parts
-BATCHES = [(7, 7, 7, 7, 7), (9, 7, 0, 9, 7), (0, 0, 0, 0, 0), (9, 9, 9, 9, 9)]
+LARGE = 2000  # tokens that bf16 multiplies in bf16
+BATCHES = [
+    (7, 7, 7, 7, 7),
+    (9, 7, 0, 9, 7),
+    (0, 0, 0, 0, 0),
+    (9, 9, 9, 9, 9),
+    (9,) * LARGE,
+    (7,) * LARGE + (9, 0),
+]
 
 
 def wrapper() -> Any:  # Any: vLLM's
     from vllm.lora.punica_wrapper.punica_cpu import PunicaWrapperCPU
 
-    return PunicaWrapperCPU(max_num_batched_tokens=32, max_batches=8, device="cpu")
+    return PunicaWrapperCPU(max_num_batched_tokens=LARGE + 2, max_batches=LARGE + 2, device="cpu")
 
 
 def run_with(made: Any, ids: tuple[int, ...]) -> None:

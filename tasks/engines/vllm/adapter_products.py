@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # read without torch, as `adapter_slot` is
     from torch import Tensor
 
+_SMALL = 2**14  # numbers up to which fp32 takes less time: in bf16 most of it is overhead
+
 
 def multiply_by_adapter(manager: Any) -> None:  # Any: vLLM's manager of adapters
     """Have all layers of a CPU engine multiply so; other devices have kernels of their own."""
@@ -53,11 +55,19 @@ class Products:
         and B of each part of a fused layer, slots x 1 x rank x inputs and slots x 1 x size x rank;
         sizes: outputs of each part."""
         for slot, rows in self._rows.items():
-            given, begin = x[rows], 0
-            for first, second, size in zip(firsts, seconds, sizes, strict=True):
-                added = given @ first[slot, 0].T @ second[slot, 0].T
-                y[rows, begin : begin + size] += scale * added
-                begin += size
+            given, target = x[rows], y[rows]
+            is_small = given.numel() <= _SMALL
+            given = given.float() if is_small else given
+            for first, second, part in zip(
+                firsts, seconds, target.split(list(sizes), 1), strict=True
+            ):
+                thin = given @ first[slot, 0].to(given).T
+                if is_small:
+                    part.add_(thin @ second[slot, 0].to(given).T, alpha=scale)
+                else:
+                    part.addmm_(thin, second[slot, 0].T, alpha=scale)
+            if not isinstance(rows, slice):  # of which `target` is a copy
+                y[rows] = target
 
 
 def rows_of(slots: Tensor) -> dict[int, slice | Tensor]:
