@@ -26,6 +26,7 @@ from artifacts.store import Store
 from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.ports import free_port
 from tests.flows.conftest import (
+    ADAPTER,
     DRAWN,
     ENDS_WITHIN_S,
     ROOT,
@@ -34,6 +35,7 @@ from tests.flows.conftest import (
     Settings,
     of_both_kinds,
 )
+from tests.flows.kept_adapter import KEEPS_ADAPTER
 from tests.flows.train_origin import Train
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
@@ -44,14 +46,24 @@ SLOW = "engine.profile.step_s=0.08"  # of a token: a round takes some seconds
 COMES_WITHIN_S = 200.0
 NO_HOSTS = why_not()
 TOKEN = "of-the-run"
+MISMATCH = "elastic_worker=spot.g1 gone: WeightCheckFailed: spot.g1 must hold the learner's"
+KEEPING = (  # `rollflow worker` with `kept_adapter`
+    "-c",
+    "from flows.commands import worker;"
+    " worker.FLAGS += ('--preload', 'tests.flows.kept_adapter'); worker.main()",
+)
 
 
 @contextmanager
 def elastic_worker(
-    address: str, name: str, environment: dict[str, str], *words: str
+    address: str,
+    name: str,
+    environment: dict[str, str],
+    *words: str,
+    program: tuple[str, ...] = ("-m", "flows.commands.worker"),
 ) -> Iterator[subprocess.Popen[bytes]]:
     """`rollflow worker` until the end of the block."""
-    command = [sys.executable, "-m", "flows.commands.worker", address, "--name", name, *words]
+    command = [sys.executable, *program, address, "--name", name, *words]
     process = subprocess.Popen(
         command, cwd=ROOT, env=os.environ | environment, stderr=subprocess.DEVNULL
     )
@@ -322,39 +334,83 @@ def test_an_elastic_worker_on_another_host_pulls_unasked(
     assert members(run)["far.g1"]["pull_s"] > 0
 
 
+@contextmanager
+def lending(
+    launcher: Launcher, run: Path, *settings: str, preset: str
+) -> Iterator[tuple[Train, str, tuple[str, ...]]]:
+    """A run of real engines, killed at the end of the block, whose elastic workers pull; with the
+    address and the options of a worker."""
+    root, port = run.parent, free_port()
+    (token := root / "token").write_text(TOKEN)
+    process = launcher.start(
+        root,
+        *("num_steps=1000", *settings, f'run_name="{run.name}"', "elastic.weights.enabled=true"),
+        *("elastic.enabled=true", f'elastic.token_file="{token}"'),
+        f"cluster.scheduler_port={port}",
+        preset=preset,
+    )
+    words = ("--host", "127.0.0.1", "--token-file", str(token), *handed(run))
+    try:
+        wait_until((run / "plans/00001.json").exists, "the first round", process)
+        yield process, f"tls://127.0.0.1:{port}", words
+    finally:
+        process.kill()
+
+
+def trained_answers(run: Path, process: Train) -> list[tuple[Any, ...]]:  # Any: rows
+    """Waits until responses of the elastic worker `spot` are trained, on which it and the learner
+    must agree; returns the pictures of each."""
+    wait_until(
+        lambda: sum(figure(run, "elastic/tokens")) > 0,
+        "an elastic worker's token",
+        process,
+        within_s=500.0,
+    )
+    (step, *_) = (commit["step"] for commit in commits(run) if commit["metrics"]["elastic/tokens"])
+    assert figure(run, "train/mismatch_abs")[step - 1] < 0.02
+    rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
+    shown = duckdb.sql(
+        f"select pictures from {rows} where engine = 'spot.g1' and fate = 'trained'"
+    ).fetchall()
+    assert shown
+    return shown
+
+
 @pytest.mark.engine
 def test_an_elastic_worker_pulls_the_pictures_that_its_requests_show(
     launcher: Launcher, tmp_path: Path
 ) -> None:
     """Its engine, a real one, passes the weight check on probes with pictures, and answers."""
-    run, port, spot = tmp_path / "seen", free_port(), tmp_path / "spot"
-    (token := tmp_path / "token").write_text(TOKEN)
-    process = launcher.start(
-        tmp_path,
-        *("num_steps=1000", "sampling.max_response_tokens=8", f'run_name="{run.name}"'),
-        *("elastic.enabled=true", f'elastic.token_file="{token}"'),
-        *(f"cluster.scheduler_port={port}", "elastic.weights.enabled=true"),
-        preset="tiny-vision",
-    )
-    address = f"tls://127.0.0.1:{port}"
-    words = ("--host", "127.0.0.1", "--token-file", str(token), "--local-directory", str(spot))
-    try:
-        wait_until((run / "plans/00001.json").exists, "the first round", process)
-        with elastic_worker(address, "spot", launcher.environment, *words, *handed(run)):
-            wait_until(
-                lambda: sum(figure(run, "elastic/tokens")) > 0,
-                "an elastic worker's token",
-                process,
-                within_s=500.0,
-            )
+    run, spot = tmp_path / "seen", tmp_path / "spot"
+    briefly = "sampling.max_response_tokens=8"
+    with lending(launcher, run, briefly, preset="tiny-vision") as (process, address, words):
+        words = (*words, "--local-directory", str(spot))
+        with elastic_worker(address, "spot", launcher.environment, *words):
+            shown = trained_answers(run, process)
             came = {path.name: path.read_bytes() for path in spot.rglob("rollflow-pictures/*")}
-    finally:
-        process.kill()
     assert came == {content_of(data): data for data in came.values()}
     assert came.keys() <= {path.name for path in (run / "pictures").iterdir()}
-    (step, *_) = (commit["step"] for commit in commits(run) if commit["metrics"]["elastic/tokens"])
-    rows = f"read_parquet('{run}/responses/step={step:05d}/*.parquet')"
-    shown = duckdb.sql(f"select pictures from {rows} where engine = 'spot.g1'").fetchall()
-    assert shown
     assert {picture["content"] for (pictures,) in shown for picture in pictures} <= came.keys()
-    assert figure(run, "train/mismatch_abs")[step - 1] < 0.02
+
+
+@pytest.mark.engine
+def test_an_elastic_worker_answers_with_the_adapter_that_it_pulled(
+    launcher: Launcher, tmp_path: Path
+) -> None:
+    """Its engine, a real one, passes the weight check. Later its vLLM keeps the adapter that it
+    has: it is gone with the next version, and the run goes on."""
+    run, spot, keeps = tmp_path / "adapted", tmp_path / "spot", tmp_path / "keeps"
+    settings = (ADAPTER, "learner.optimizer.learning_rate=2e-3")
+    with lending(launcher, run, *settings, preset="tiny-sync") as (process, address, words):
+        words, told = (*words, "--local-directory", str(spot)), {KEEPS_ADAPTER: str(keeps)}
+        environment = launcher.environment | told
+        with elastic_worker(address, "spot", environment, *words, program=KEEPING):
+            trained_answers(run, process)
+            held = weights_in(spot)
+            keeps.touch()
+            log = run / "log/flow.log"
+            wait_until(lambda: MISMATCH in log.read_text(), "the mismatch", process)
+        num_steps = len(commits(run))
+        wait_until(lambda: len(commits(run)) > num_steps + 1, "the next steps", process)
+    assert held[-1] == "model"
+    assert len(held) > 1, "and the versions"
