@@ -110,10 +110,39 @@ def check_sweep(config: Parts) -> None:
                 f"learner.lora.sweep needs {needed}, got {value}; change it, or train the adapters"
                 " in runs of their own"
             )
-    times, asked = lora.answering.times, config.batch.prompts_per_step
-    if asked % times:
-        raise ValueError(
-            "batch.prompts_per_step must be a multiple of the adapters of learner.lora.sweep"
-            f" ({times}), each of which answers every prompt, got {asked}; --set"
-            f" batch.prompts_per_step={times * -(-asked // times)}"
-        )
+    _check_shares(config)
+
+
+def _check_shares(config: Parts) -> None:
+    """Adapters that all answer every prompt have equal shares of what a round over new prompts
+    launches and trains, and of its reserve."""
+    times, asked = config.learner.lora.answering.times, config.batch.prompts_per_step
+    if not (uneven := _uneven(config, asked)):
+        return
+    fitting = (
+        number for number in range(asked, asked + 100 * times) if not _uneven(config, number)
+    )
+    cure = (
+        f"--set batch.prompts_per_step={number}"
+        if (number := next(fitting, 0))
+        else ("over-provision by another factor")
+    )
+    told = ", ".join(f"{what} {count}" for what, count in uneven.items())
+    raise ValueError(
+        f"batch.prompts_per_step must give each adapter of learner.lora.sweep ({times}), all of"
+        f" which answer every prompt, as many prompts of a round, got {asked}, by which a round"
+        f" {told}; {cure}"
+    )
+
+
+def _uneven(config: Parts, prompts_per_step: int) -> dict[str, int]:
+    """The numbers of prompts of a round that are no multiple of the adapters."""
+    batch = config.batch.model_copy(update={"prompts_per_step": prompts_per_step})
+    algebra = config.scheduling.algebra(batch)
+    counts = {
+        "trains": algebra.ordinary.accept_prompts,
+        "launches": algebra.ordinary.launch_prompts,
+        "has in reserve": algebra.reserve_prompts,
+    }
+    times = config.learner.lora.answering.times
+    return {what: count for what, count in counts.items() if count % times}

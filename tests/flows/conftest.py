@@ -51,6 +51,16 @@ SIMULATED = (  # engines that answer the questions of the tiny preset and hold n
     "cluster.device_kind=cpu",  # on a machine with GPUs, too
 )
 ADAPTER = "learner.lora.rank=4"
+# two adapters of one run, and the learning rate of each
+RATES = {"fast": 2e-2, "slow": 1e-4}
+SWEEP = {name: {"learning_rate": rate} for name, rate in RATES.items()}
+SWEPT = (ADAPTER, f"learner.lora.sweep={json.dumps(SWEEP)}")
+# groups are trained as they are accepted, on devices that are freed from the first one on
+STREAMED = (
+    "stream_trainer.enabled=true",
+    "stream_trainer.first_milestone=0",
+    "stream_trainer.last_milestone=1",
+)
 Settings = tuple[str, ...]
 TRAINED: tuple[Settings, ...] = ((), (ADAPTER,))
 KINDS_TRAINED = ("weights", "adapter")

@@ -25,14 +25,17 @@ import pytest
 from artifacts import layout
 from tests.flows.conftest import (
     ENDS_WITHIN_S,
+    KINDS_TRAINED,
     KINDS_WITH_EXPERTS,
     SIMULATED,
     SPREAD_EXPERTS,
+    STREAMED,
+    SWEPT,
+    TRAINED,
     WITH_EXPERTS,
     Launcher,
     Settings,
     moment,
-    of_both_kinds,
     wait_for,
     worker_of,
 )
@@ -192,25 +195,20 @@ def test_a_learner_that_dies_before_the_checkpoint_is_got_over(
 
 
 @pytest.mark.engine
-@of_both_kinds
+@pytest.mark.parametrize("trained", [*TRAINED, SWEPT], ids=(*KINDS_TRAINED, "sweep"))
 def test_a_streamed_run_replays_who_trained_what_bit_by_bit(
     launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
     """A learner is killed after two steps without a checkpoint: the replay must come to the
     committed weights or stops the run."""
     run = tmp_path / "streamed"
-    streaming = (
-        "stream_trainer.enabled=true",
-        "stream_trainer.first_milestone=0",
-        "stream_trainer.last_milestone=1",
-    )
     process = launcher.start(
         tmp_path,
         f'run_name="{run.name}"',
         "num_steps=3",
         "keep.checkpoint_every_steps=10",
         "batch.prompts_per_step=8",
-        *streaming,
+        *STREAMED,
         *trained,
     )
     wait_for(run / "steps" / "00002.json", process)

@@ -14,14 +14,23 @@ import duckdb
 import pytest
 
 from artifacts.adapter_files import read_adapter
+from artifacts.datasets.chain_sum import ChainSumConfig
 from artifacts.weights import read_weights
-from tests.flows.conftest import SIMULATED, Launcher, moment, wait_for
+from tests.flows.conftest import (
+    ADAPTER,
+    RATES,
+    SIMULATED,
+    STREAMED,
+    SWEPT,
+    Launcher,
+    Settings,
+    moment,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
 
-RATES = {"fast": 2e-2, "slow": 1e-4}
-SWEEP = json.dumps({name: {"learning_rate": rate} for name, rate in RATES.items()})
-SETTINGS = ("learner.lora.rank=4", f"learner.lora.sweep={SWEEP}", "num_steps=3")
+PAIR = "engine.tensor_parallel_size=2"
 
 
 def commits(run: Path) -> list[dict[str, Any]]:  # Any: JSON
@@ -36,9 +45,12 @@ def asked(run: Path) -> Counter[tuple[int, str]]:
 
 
 @pytest.mark.engine
-def test_a_run_trains_two_adapters_side_by_side(launcher: Launcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize("spread", [("num_steps=3",), (PAIR,)], ids=["alone", "tensor-parallel"])
+def test_a_run_trains_two_adapters_side_by_side(
+    launcher: Launcher, tmp_path: Path, spread: Settings
+) -> None:
     run = tmp_path / "two"
-    settings = (*SETTINGS, "batch.prompts_per_step=8", f'run_name="{run.name}"')
+    settings = (*SWEPT, *spread, "batch.prompts_per_step=8", f'run_name="{run.name}"')
     finished = launcher.run(tmp_path, *settings, preset="tiny")
     assert finished.code == 0, finished.err
     planned = [commit for commit in commits(run) if commit["kind"] != "drain"]
@@ -66,7 +78,7 @@ def test_a_run_trains_two_adapters_side_by_side(launcher: Launcher, tmp_path: Pa
 def test_a_sweep_that_is_killed_resumes(launcher: Launcher, tmp_path: Path) -> None:
     """All adapters, their moments and what is asked next are those of an uninterrupted run."""
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    given = (*SIMULATED, *SETTINGS)
+    given = (*SIMULATED, *SWEPT, "num_steps=3")
     finished = launcher.run(tmp_path, *given, f'run_name="{whole.name}"')
     assert finished.code == 0, finished.err
     process = launcher.start(tmp_path, *given, f'run_name="{killed.name}"')
@@ -80,3 +92,37 @@ def test_a_sweep_that_is_killed_resumes(launcher: Launcher, tmp_path: Path) -> N
     assert len(set(both[0])) == 3
     assert asked(whole) == asked(killed)
     assert {name for _, name in asked(whole)} == set(RATES)
+
+
+def of_two_domains(path: Path) -> Settings:
+    """Sums of few and of many terms as domains of their own, each the domain of one adapter."""
+    lines = []
+    for row in ChainSumConfig(num_prompts=200, min_terms=3).load(0).rows:
+        domain = "few" if len(row.text) < len("a1b2c3d4=") else "many"
+        lines.append({"prompt": row.text, "answer": row.gold, "domain": domain})
+    path.write_text("\n".join(map(json.dumps, lines)))
+    task = {"kind": "files", "path": str(path), "domain_field": "domain", "heldout_fraction": 0.1}
+    sweep = {f"of-{domain}": {"domains": [domain]} for domain in ("few", "many")}
+    return (ADAPTER, f"learner.lora.sweep={json.dumps(sweep)}", f"task={json.dumps(task)}")
+
+
+def test_each_domain_has_an_adapter_of_its_own(launcher: Launcher, tmp_path: Path) -> None:
+    """In short rounds whose groups are trained while others are generated."""
+    run = tmp_path / "domains"
+    settings = (*SIMULATED, *STREAMED, *of_two_domains(tmp_path / "rows.jsonl"))
+    words = (*settings, "batch.prompts_per_step=8", f'run_name="{run.name}"')
+    finished = launcher.run(tmp_path, *words, preset="tiny")
+    assert finished.code == 0, finished.err
+    tables = f"read_parquet('{run}/responses/*/*.parquet')"
+    rows = duckdb.sql(f"select distinct domain, adapter from {tables}").fetchall()
+    assert sorted(rows) == [("few", "of-few"), ("many", "of-many")]
+    planned = [commit for commit in commits(run) if commit["kind"] != "drain"]
+    for commit in planned:
+        trained = [num for (step, _), num in asked(run).items() if step == commit["step"]]
+        assert sum(trained) == 8
+        figures = commit["metrics"]
+        assert {figures[f"adapter/of-{each}_applied"] for each in ("few", "many")} == {1.0}
+    assert sum(commit["metrics"]["train/streamed_groups"] for commit in planned) > 0
+    for name in ("of-few", "of-many"):
+        tensors = read_adapter(str(run / "adapter" / name)).tensors
+        assert any(each.any() for stem, each in tensors.items() if "lora_B" in stem)

@@ -379,7 +379,12 @@ def test_domains_must_be_those_of_the_task() -> None:
         ({"learner": {"mini_batches": 2}}, "passes 1, got 2 and 1"),
         ({"learner": {"parameters": "sharded", "compute": "fp32"}}, "replicated, got sharded"),
         ({"learner": {"advantage": {"kind": "gae"}}}, "has by itself, got gae"),
-        ({"batch": {"prompts_per_step": 16}}, r"\(3\), each .* got 16; --set batch.*=18"),
+        ({"batch": {"prompts_per_step": 16}}, r"\(3\), .* trains 16, launches 20; --set .*=21"),
+        ({"batch": {"prompts_per_step": 18}}, r"got 18, by which a round launches 23; .*=21"),
+        (
+            {"scheduling": {"dynamic_sampling": 0.3}, "batch": {"prompts_per_step": 24}},
+            r"a round has in reserve 8; --set batch.*=48",
+        ),
     ],
 )
 def test_what_a_sweep_cannot_be_is_refused(changes: dict[str, Any], sentence: str) -> None:
