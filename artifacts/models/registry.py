@@ -146,13 +146,14 @@ class TinyPlayerConfig(TinyModelConfig):
 
 
 class TinyVisionConfig(TinyModelConfig):
-    """A character-level Qwen2.5-VL, warmed up on shapes on this machine."""
+    """A character-level Qwen2.5-VL or Qwen3-VL, warmed up on shapes on this machine."""
 
     profiles: ClassVar[Mapping[str, Mapping[str, object]]] = {"usual": {"warm_up_steps": 320}}
 
     kind: Literal["tiny_vision"] = Field(
         "tiny_vision", description="Chooses a small model with eyes, built on this machine."
     )
+    architecture: Fixed[Literal["qwen2_5_vl", "qwen3_vl"]] = "qwen2_5_vl"  # of SEEING
     tower_size: Fixed[int] = 64  # width of the vision tower; it has two heads
     tower_layers: Fixed[int] = 2  # layers of the vision tower
     wrong_share: Fixed[float] = 0.5  # of the answers in the last quarter of its demonstrations

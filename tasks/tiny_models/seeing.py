@@ -1,4 +1,4 @@
-"""The tiny model with eyes: a small Qwen2.5-VL and its supervised warm-up on shapes.
+"""The tiny model with eyes: a small Qwen2.5-VL or Qwen3-VL, and its supervised warm-up on shapes.
 
     drawn question -> picture and answer (clean, then many wrong ones) -> loss on the answer
         -> Muon for the matrices, AdamW for the rest -> Hugging Face directory
@@ -14,7 +14,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ from artifacts.models.character_tokenizer import (
 )
 from artifacts.models.importing import building_model, importing_transformers
 from artifacts.models.picture_processor import PROCESSOR, Patches, PictureProcessor
-from artifacts.models.registry import TinyVisionConfig, save_model
+from artifacts.models.registry import SEEING, TinyVisionConfig, save_model
 from tasks.tiny_models.warm_up import (
     CLEAN_SHARE,
     FLAWED,
@@ -45,10 +45,10 @@ from tasks.tiny_models.warm_up import (
 )
 
 with importing_transformers():
-    from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+    import transformers
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH_PICTURES = 32
 PATCH, MERGE = 14, 2
@@ -84,12 +84,14 @@ def warm_up(
     tokenizer: PreTrainedTokenizerBase,
     processor: PictureProcessor,
     report: Report,
-) -> Qwen2_5_VLForConditionalGeneration:
+) -> PreTrainedModel:
     """Build a model and train it for config.warm_up_steps, in float32. Global random state and
     thread count are restored afterwards."""
+    class_name = f"{SEEING[config.architecture]}ForConditionalGeneration"
     with reproducible(config.seed):
         with building_model():
-            model = Qwen2_5_VLForConditionalGeneration(_architecture(config, tokenizer))
+            model_class = getattr(transformers, class_name)  # here it is imported
+            model: PreTrainedModel = model_class(_architecture(config, tokenizer))
         optimizers = optimizers_of(model)
         rng = random.Random(f"{config.seed}/warm_up")
         num_clean = int(CLEAN_SHARE * config.warm_up_steps)
@@ -126,7 +128,7 @@ def draw(
     return SeenExample(token_ids=(*asked, *said), num_learned=len(said), patches=patches)
 
 
-def loss_of(model: Qwen2_5_VLForConditionalGeneration, examples: Sequence[SeenExample]) -> Tensor:
+def loss_of(model: PreTrainedModel, examples: Sequence[SeenExample]) -> Tensor:
     """The mean loss per predicted token, nats."""
     longest = max(len(example.token_ids) for example in examples)
     token_ids = torch.zeros((len(examples), longest), dtype=torch.long)
@@ -145,18 +147,29 @@ def loss_of(model: Qwen2_5_VLForConditionalGeneration, examples: Sequence[SeenEx
     return cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
 
 
-def _architecture(config: TinyVisionConfig, tokenizer: PreTrainedTokenizerBase) -> Qwen2_5_VLConfig:
+def _architecture(
+    config: TinyVisionConfig, tokenizer: PreTrainedTokenizerBase
+) -> Any:  # Any: configurations of transformers
     start, end, picture, video = tokenizer.convert_tokens_to_ids(list(VISION))
     third = config.head_dim // 6  # of the angles of a head, for rows and for columns
-    return Qwen2_5_VLConfig(
-        text_config={
-            **decoder_sizes(config, tokenizer),
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "mrope_section": [config.head_dim // 2 - 2 * third, third, third],
-            },
-        },
+    rotary = {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "mrope_section": [config.head_dim // 2 - 2 * third, third, third],
+    }
+    of_decoder: dict[str, Any] = {"rope_parameters": rotary}
+    of_tower: dict[str, Any] = {}
+    match config.architecture:
+        case "qwen2_5_vl":
+            of_tower["fullatt_block_indexes"] = list(range(config.tower_layers))
+        case "qwen3_vl":
+            rotary["mrope_interleaved"] = True
+            of_decoder["head_dim"] = config.head_dim
+            of_tower["num_position_embeddings"] = LARGEST // PATCH**2
+            of_tower["deepstack_visual_indexes"] = list(range(config.tower_layers - 1))
+    return transformers.AutoConfig.for_model(
+        config.architecture,
+        text_config={**decoder_sizes(config, tokenizer), **of_decoder},
         vision_config={
             "depth": config.tower_layers,
             "hidden_size": config.tower_size,
@@ -165,8 +178,8 @@ def _architecture(config: TinyVisionConfig, tokenizer: PreTrainedTokenizerBase) 
             "patch_size": PATCH,
             "spatial_merge_size": MERGE,
             "out_hidden_size": config.hidden_size,
-            "fullatt_block_indexes": list(range(config.tower_layers)),
             "initializer_range": config.tower_size**-0.5,
+            **of_tower,
         },
         tie_word_embeddings=True,
         vision_start_token_id=start,

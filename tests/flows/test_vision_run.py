@@ -9,27 +9,51 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
+import torch
+from transformers import AutoModelForImageTextToText
 
 from artifacts.adapter_files import read_adapter
 from artifacts.journal import Journal
-from artifacts.pictures import content_of
+from artifacts.models.picture_processor import processor_of
+from artifacts.pictures import PictureFolder, content_of
 from artifacts.records import Fate
 from artifacts.store import Store
 from artifacts.weight_files import MODEL_WEIGHTS
 from artifacts.weights import read_weights
-from tests.flows.conftest import BRIEFLY, DRAWN, Finished, Launcher, moment, wait_for
+from research.benchmarks.naive_model import sequence_logp
+from tests.flows.conftest import (
+    BRIEFLY,
+    DRAWN,
+    WARMED_UP,
+    Finished,
+    Launcher,
+    Settings,
+    moment,
+    wait_for,
+)
 
 pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
 
 SETTINGS = ("num_steps=3", "sampling.max_response_tokens=8", "learner.vision=trained", BRIEFLY)
+QWEN3 = f"model.profile={json.dumps({**WARMED_UP, 'architecture': 'qwen3_vl'})}"
+SHARDED = "learner.parameters=sharded"
+KINDS: dict[str, Settings] = {"qwen2_5_vl": (), "qwen3_vl": (QWEN3,), "sharded": (SHARDED,)}
+
+
+@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+def settings(request: pytest.FixtureRequest) -> Settings:
+    return (*SETTINGS, *request.param)
 
 
 @pytest.fixture(scope="module")
-def whole(launcher: Launcher, tmp_path_factory: pytest.TempPathFactory) -> tuple[Finished, Path]:
+def whole(
+    launcher: Launcher, tmp_path_factory: pytest.TempPathFactory, settings: Settings
+) -> tuple[Finished, Path]:
     root = tmp_path_factory.mktemp("runs")
-    settings = (*SETTINGS, DRAWN, 'run_name="whole"')
-    return launcher.run(root, *settings, preset="tiny-vision"), root / "whole"
+    made = launcher.run(root, *settings, DRAWN, 'run_name="whole"', preset="tiny-vision")
+    return made, root / "whole"
 
 
 def commits(run: Path) -> list[dict[str, Any]]:  # Any: JSON
@@ -42,6 +66,8 @@ def test_a_run_sees_its_pictures(whole: tuple[Finished, Path]) -> None:
     assert finished.code == 0, finished.err
     for commit in commits(run):
         assert 0 < commit["metrics"]["publish/probe_difference_nats"] < 0.1
+    mismatches = [commit["metrics"]["train/mismatch_abs"] for commit in commits(run)]
+    assert 0 < max(mismatches) < 0.02, "0 of a step whose rewards agree"
     kept = {path.name: path.read_bytes() for path in (run / "pictures").iterdir()}
     assert kept == {content_of(data): data for data in kept.values()}
     table = f"read_parquet('{run}/responses/*/*.parquet', union_by_name=true)"
@@ -52,32 +78,56 @@ def test_a_run_sees_its_pictures(whole: tuple[Finished, Path]) -> None:
     assert "data:image/png;base64," in (run / "report" / "index.html").read_text()
 
 
+def test_a_run_leaves_a_model_that_transformers_loads(whole: tuple[Finished, Path]) -> None:
+    """Whole, and it computes what the engine did in the last evaluation, but for bf16."""
+    run = whole[1]
+    model, told = AutoModelForImageTextToText.from_pretrained(
+        run / "model", dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(told.values()), told
+    processor, kept = processor_of(str(run / "model")), PictureFolder(Store.open(f"{run}/pictures"))
+    rows = Journal(Store.open(f"{run}/evaluation")).read(3)
+    assert len(rows) == 4
+    for row in rows:
+        prompt, answer = row.prompt, row.response.generated
+        tokens = np.array([*prompt.token_ids, *answer.token_ids])
+        with torch.inference_mode():
+            found, _ = sequence_logp(
+                model,
+                tokens,
+                range(len(prompt.token_ids), len(tokens)),
+                1.0,
+                prompt.pictures,
+                lambda content: processor.patches(kept.read(content)),
+            )
+        torch.testing.assert_close(found, torch.tensor(answer.logprobs), atol=0.1, rtol=0)
+
+
 def test_a_run_that_sees_resumes_after_a_kill(
-    launcher: Launcher, whole: tuple[Finished, Path], tmp_path: Path
+    launcher: Launcher, whole: tuple[Finished, Path], tmp_path: Path, settings: Settings
 ) -> None:
     """The tower, too, is trained to the weights of the undisturbed run, to the bit."""
     run = tmp_path / "killed"
-    process = launcher.start(tmp_path, *SETTINGS, 'run_name="killed"', preset="tiny-vision")
+    process = launcher.start(tmp_path, *settings, 'run_name="killed"', preset="tiny-vision")
     wait_for(moment(run, "steps/00002.json"), process)
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
-    finished = launcher.run(tmp_path, *SETTINGS, resume="killed", preset="tiny-vision")
+    finished = launcher.run(tmp_path, *settings, resume="killed", preset="tiny-vision")
     assert finished.code == 0, finished.err
     digests = [[each["weights"]["digest"] for each in commits(one)] for one in (whole[1], run)]
     assert digests[0] == digests[1]
     assert len(set(digests[0])) > 1, "of three steps; where all rewards agree nothing is trained"
 
 
-@pytest.mark.parametrize("vision", ["frozen", "trained"])
-def test_two_ranks_shard_the_decoder_of_a_model_that_sees(
-    launcher: Launcher, tmp_path: Path, vision: str
+def test_two_ranks_shard_the_decoder_beside_a_frozen_tower(
+    launcher: Launcher, tmp_path: Path
 ) -> None:
-    """Engines load what they publish, the tower included, and compute the same."""
-    settings = (*SETTINGS, f"learner.vision={vision}", "learner.parameters=sharded")
-    name = f'run_name="{vision}"'
-    finished = launcher.run(tmp_path, *settings, "num_steps=2", name, preset="tiny-vision")
+    """Engines load what they publish, the tower included, and compute the same. Of a Qwen3-VL,
+    whose tower adds to the states of the decoder's first layers."""
+    frozen = (QWEN3, SHARDED, "learner.vision=frozen", "num_steps=2", 'run_name="frozen"')
+    finished = launcher.run(tmp_path, *SETTINGS, *frozen, preset="tiny-vision")
     assert finished.code == 0, finished.err
-    made = commits(tmp_path / vision)
+    made = commits(tmp_path / "frozen")
     assert len(made) == 2
     for commit in made:
         assert 0 < commit["metrics"]["publish/probe_difference_nats"] < 0.1

@@ -291,15 +291,16 @@ def _sharded(rank: int, out: str, model: str, is_trained: bool) -> None:
     ranks.close()
 
 
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "qwen3_vl"])
 @pytest.mark.parametrize("is_trained", [True, False])
 @pytest.mark.parametrize("tied", [True, False])
 def test_gradients_beside_a_whole_tower_are_those_of_a_plain_pass_where_the_decoder_is_sharded(
-    tmp_path: Path, tied: bool, is_trained: bool
+    tmp_path: Path, tied: bool, is_trained: bool, kind: str
 ) -> None:
-    path = make_seeing_model(tmp_path / "model", tied)
+    path = make_seeing_model(tmp_path / "model", tied, kind=kind)
     run_processes(_sharded, [(rank, str(tmp_path), path, is_trained) for rank in range(2)])
     told = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(
+    model = AutoModelForImageTextToText.from_pretrained(
         path, dtype=torch.float32, attn_implementation="eager"
     )
     expected = naive_loss(samples_of(3), lambda sample: plain_logp(model, sample, temperature=0.8))
