@@ -75,25 +75,27 @@ def _send_outcome(sender: Connection, check: Check, name: str) -> None:
 
 def outcome(check: Check, name: str) -> str:
     """What a cell says: passes, refused or fails, and with what."""
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         try:
             said = check(name, Path(folder))
         except StartRefused as refusal:
-            return f"refused: {_reason(refusal)}"
+            return f"refused: {reason_of(refusal)}"
         except Exception as failure:
             traceback.print_exc()
             return f"fails: {_first_line(failure)[:MOST_LETTERS]}"
     return f"passes, {said}" if said else "passes"
 
 
-def _reason(refusal: StartRefused) -> str:
+def reason_of(refusal: Exception) -> str:
     """What is in the way, without the model's folder and the cure."""
     line = _first_line(refusal)
     return (line.partition(": it has ")[2] or line).partition(";")[0]
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """The first line of the error's words, without what would end a cell."""
+    line = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return line.replace("|", "/")
 
 
 def rows_of(page: str) -> dict[str, list[str]]:

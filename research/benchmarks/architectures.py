@@ -8,7 +8,8 @@ learner   packed training beside plain passes of transformers, in fp32 (`learner
 engine    an engine starts from one set of weights, learners from two others; they publish one
           after the other, the engine loads, and the weight check compares tensors and probes. Two,
           because an engine loads the first version in another way than those that follow
-adapter   a random one, of attention alone beside experts, in the learner and through the engine
+adapter   a random one, of attention alone beside experts, of the decoder beside a tower, in the
+          learner and through the engine
 pictures  as engine, with a tower that is trained and a probe that shows a picture
 experts   two ranks share them; the engine's routes are those of the learner, which replays them
 
@@ -46,12 +47,12 @@ from research.benchmarks.architecture_table import (
     ENGINE,
     EXPERTS,
     LEARNER,
-    NOT_TRIED,
     NOTHING_THERE,
     PICTURES,
     Check,
     cell_of,
     import_once,
+    reason_of,
     refusals,
     with_cells,
 )
@@ -67,6 +68,7 @@ from research.benchmarks.tiny_architectures import ARCHITECTURES, LABELS, save_t
 from tasks.cluster.gpus import found_gpus
 from tasks.engines.base import Attestation, PicturedProbe, Probes
 from tasks.engines.chat_tokens import ChatTokens
+from tasks.engines.model_files import takes_pictures
 from tasks.engines.picture_prompts import with_pictures
 from tasks.engines.vllm.engine import VllmEngine, VllmEngineConfig
 from tasks.learner.architecture import (
@@ -162,7 +164,8 @@ def save_models(name: str, folder: Path, num_models: int) -> list[Path]:
     for seed, path in enumerate(paths):
         if name in SEEING:
             path.mkdir()
-            config = TinyVisionConfig.model_validate({"profile": {**FEW_STEPS, "seed": seed}})
+            profile = {**FEW_STEPS, "seed": seed, "architecture": name}
+            config = TinyVisionConfig.model_validate({"profile": profile})
             build_seeing_model(config, path, logger.info)
         else:
             save_tiny(name, path, VOCABULARY_SIZE, torch.bfloat16, seed)
@@ -170,8 +173,10 @@ def save_models(name: str, folder: Path, num_models: int) -> list[Path]:
     return paths
 
 
-def show(model: Path, folder: Path) -> ShownPrompt:
-    """A prompt that shows a picture, which is kept in the folder."""
+def show(model: Path, folder: Path) -> ShownPrompt | None:
+    """A prompt that shows a picture, which is kept in the folder; None for a model of text."""
+    if not takes_pictures(str(model)):
+        return None
     kept = PictureFolder(Store.open(str(folder)))
     kept.keep(drawn(BARS))
     ids = ChatTokens(seeing_tokenizer()).chat([Message(role="user", content="second=")], 1)
@@ -192,7 +197,7 @@ def try_learner(name: str, folder: Path) -> str:
     (model,) = save_models(name, folder, 1)
     with refusals():
         check_packed(model)
-    packed_training(model, show(model, folder / "pictures") if name in SEEING else None)
+    packed_training(model, show(model, folder / "pictures"))
     return ""
 
 
@@ -203,8 +208,11 @@ def try_engine(name: str, folder: Path) -> str:
 
 def try_pictures(name: str, folder: Path) -> str:
     models, settings = save_models(name, folder, 3), settings_of(name, folder / "pictures")
-    shown = show(models[0], folder / "pictures")
-    return _told(models, folder, settings, (PicturedProbe.of(shown.tokens, shown.pictures),))
+    return _told(models, folder, settings, _shown_probes(show(models[0], folder / "pictures")))
+
+
+def _shown_probes(shown: ShownPrompt | None) -> Probes:
+    return (PicturedProbe.of(shown.tokens, shown.pictures),) if shown else ()
 
 
 def _told(models: Sequence[Path], folder: Path, settings: LearnerConfig, probes: Probes) -> str:
@@ -221,16 +229,19 @@ def try_adapter(name: str, folder: Path) -> str:
     (model,) = save_models(name, folder, 1)
     with refusals():
         check_architecture(model)
+    shown = show(model, folder / "pictures")
     targets: Any = "attention" if has_experts(read_config(model)) else "all"
-    lora = save_random_adapter(model, LoraConfig(rank=4, targets=targets), folder / "adapter")
-    adapter_training(model, lora)
+    lora = LoraConfig(rank=4, targets=targets)
+    lora = save_random_adapter(model, lora, folder / "adapter", shown)
+    adapter_training(model, lora, shown)
     how = "beside the weights"
     try:
         _check_start(model, ENGINE_CONFIG.model_copy(update={"adapter": lora.engine_shape}))
     except ValueError:  # on CPUs vLLM has no kernels for experts beside an adapter
         lora, how = lora.model_copy(update={"publish": "merged"}), "merged"
-    config = LearnerConfig(lora=lora)
-    (difference,) = asyncio.run(through_engine_and_gate([model], model, folder, config))
+    config = LearnerConfig(lora=lora, pictures=str(folder / "pictures") if shown else "")
+    probes = (*_shown_probes(shown), *PROBES)
+    (difference,) = asyncio.run(through_engine_and_gate([model], model, folder, config, probes))
     return f"of {targets}, {how}: {difference:.3f} nats"
 
 
@@ -239,8 +250,11 @@ def try_experts(name: str, folder: Path) -> str:
     with refusals():
         check_packed(model)
         expert_parallel(model, folder)  # first: its processes are forked from this one
-        _check_start(model, ENGINE_CONFIG)
     obstacle = ENGINE_CONFIG.route_obstacle(read_config(model), _on_cpu())
+    try:
+        _check_start(model, ENGINE_CONFIG)
+    except ValueError as refusal:  # two ranks share experts that engines refuse
+        obstacle = reason_of(refusal)
     if obstacle:
         return f"on two ranks; routes are not replayed: {obstacle}"
     return f"on two ranks; replayed routes: {replayed_routes(model):.0e} nats"
@@ -285,8 +299,6 @@ def cell(column: str, name: str) -> str:
     is_mixture = any("experts" in field for field in ARCHITECTURES.get(name, ()))
     if (column == EXPERTS and not is_mixture) or (column == PICTURES and name not in SEEING):
         return NOTHING_THERE
-    if column == ADAPTER and name in SEEING:
-        return NOT_TRIED
     return cell_of(CHECKS[column], name)
 
 

@@ -102,9 +102,11 @@ def _train(policy: PolicyModel, samples: Sequence[Sample], row_tokens: int = ROW
     return total([step.run(row) for row in rows]).loss_sum
 
 
-def save_random_adapter(model: Path, lora: LoraConfig, folder: Path) -> LoraConfig:
+def save_random_adapter(
+    model: Path, lora: LoraConfig, folder: Path, shown: ShownPrompt | None = None
+) -> LoraConfig:
     """Save an adapter of which no matrix is zero; returns the settings that begin with it."""
-    made = load_policy(str(model), "fp32", Ranks(0, 1, CPU), lora=lora).parameters
+    made = _adapted(model, lora, shown).parameters
     chance = torch.Generator().manual_seed(1)
     tensors = {
         name: 0.15 * torch.randn(shape, generator=chance) for name, shape in made.shapes.items()
@@ -113,16 +115,22 @@ def save_random_adapter(model: Path, lora: LoraConfig, folder: Path) -> LoraConf
     return lora.model_copy(update={"initial": str(folder)})
 
 
-def adapter_training(model: Path, lora: LoraConfig) -> None:
+def _adapted(model: Path, lora: LoraConfig, shown: ShownPrompt | None) -> PolicyModel:
+    """The model with an adapter, beside a frozen tower if it sees."""
+    pictures = Pictures(read=shown.read, is_trained=False) if shown else None
+    return load_policy(str(model), "fp32", Ranks(0, 1, CPU), lora=lora, pictures=pictures)
+
+
+def adapter_training(model: Path, lora: LoraConfig, shown: ShownPrompt | None = None) -> None:
     """Check an adapter, published beside the weights, against a plain model with merged weights.
-    Raises AssertionError."""
-    policy = load_policy(str(model), "fp32", Ranks(0, 1, CPU), lora=lora)
+    shown: as above. Raises AssertionError."""
+    policy = _adapted(model, lora, shown)
     plain = naive_model(str(model))
     adapter = {name: tensor.clone() for name, tensor in policy.parameters.exported()}
     with torch.no_grad():
         for name, weight in plain.named_parameters():
             weight.copy_(merged(name, weight, adapter, lora.scale))
-    _check_passes(policy, plain)
+    _check_passes(policy, plain, shown)
     for stem in dict.fromkeys(map(stem_of, adapter)):
         of_weight = gradient_of(plain.get_parameter(f"{stem}.weight"))
         first, second = adapter[stem + A], adapter[stem + B]

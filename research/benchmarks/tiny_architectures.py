@@ -67,7 +67,7 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {  # Any: values of configurati
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},
 }  # fmt: skip
 
-LABELS = {  # as people call them, and one that is built otherwise (`tasks.tiny_models`)
+LABELS = {  # as people call them, those that see among them (`tasks.tiny_models` builds these)
     "llama": "Llama",
     "qwen2": "Qwen2, Qwen2.5",
     "qwen2 with windows": "Qwen2, windows in some layers",
@@ -89,6 +89,7 @@ LABELS = {  # as people call them, and one that is built otherwise (`tasks.tiny_
     "deepseek_v3": "DeepSeek-V3",
     "gpt_oss": "gpt-oss",
     "qwen2_5_vl": "Qwen2.5-VL",
+    "qwen3_vl": "Qwen3-VL",
 }
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import ending_checks
 import pytest
 
+from artifacts.models.registry import SEEING
 from research.benchmarks.architecture_table import (
     COLUMNS,
     EXPERTS,
@@ -37,6 +38,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
         (ending_checks.refuses, 60, "refused: sinks (two)"),
         (ending_checks.refuses_in_other_words, 60, "refused: heads must be 32 wide, got 5"),
         (ending_checks.is_wrong, 60, "fails: no such tensor; write it anew"),
+        (ending_checks.is_wrong_in_cells, 60, "fails: norm.weight: 3 / 4"),
         (ending_checks.fails, 60, "fails: StopIteration"),
         (ending_checks.dies, 60, "fails: its process ended with 7"),
         (ending_checks.hangs, 0.5, "fails: no result within 0.5 s"),
@@ -68,5 +70,5 @@ def test_cells_that_nobody_tried_again_stay_as_they_are() -> None:
 
 
 def test_the_documents_have_a_row_for_every_architecture() -> None:
-    assert LABELS.keys() == ARCHITECTURES.keys() | {"qwen2_5_vl"}
+    assert LABELS.keys() == ARCHITECTURES.keys() | SEEING.keys()
     assert [*rows_of(PAGE.read_text())] == [*LABELS.values()]
