@@ -42,12 +42,12 @@ def tiny_vision() -> Values:
     """A Qwen2.5-VL of a million parameters that knows how to answer questions about shapes, is
     often wrong, and learns to be right."""
     return {
-        "num_steps": 40,
+        "num_steps": 100,
         "model": {"kind": "tiny_vision"},
         "task": {"kind": "shapes", "style": "terse"},
         "sampling": {"max_response_tokens": 8},
         "engine": {"max_model_len": 64},
-        "learner": {"optimizer": {"learning_rate": 3e-4}},
+        "learner": {"optimizer": {"learning_rate": 3e-4, "decay_steps": 100}},
         "evaluation": {"num_prompts": 128, "responses_per_prompt": 4},
     }
 
