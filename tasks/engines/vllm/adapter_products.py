@@ -59,7 +59,7 @@ class Products:
             is_small = given.numel() <= _SMALL
             given = given.float() if is_small else given
             for first, second, part in zip(
-                firsts, seconds, target.split(list(sizes), 1), strict=True
+                firsts, seconds, target.split_with_sizes(list(sizes), 1), strict=True
             ):
                 thin = given @ first[slot, 0].to(given).T
                 if is_small:
