@@ -122,11 +122,8 @@ def _check_shares(config: Parts) -> None:
     fitting = (
         number for number in range(asked, asked + 100 * times) if not _uneven(config, number)
     )
-    cure = (
-        f"--set batch.prompts_per_step={number}"
-        if (number := next(fitting, 0))
-        else ("over-provision by another factor")
-    )
+    even = next(fitting, None)
+    cure = f"--set batch.prompts_per_step={even}" if even else "over-provision by another factor"
     told = ", ".join(f"{what} {count}" for what, count in uneven.items())
     raise ValueError(
         f"batch.prompts_per_step must give each adapter of learner.lora.sweep ({times}), all of"

@@ -93,7 +93,7 @@ def reason_of(refusal: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """The first line of the error's words, without what would end a cell."""
+    """The first line of the error's words; a bar would end the cell, and is a slash."""
     line = next(iter(str(error).strip().splitlines()), type(error).__name__)
     return line.replace("|", "/")
 

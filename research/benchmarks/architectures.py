@@ -216,7 +216,7 @@ def _shown_probes(shown: ShownPrompt | None) -> Probes:
 
 
 def _told(models: Sequence[Path], folder: Path, settings: LearnerConfig, probes: Probes) -> str:
-    """What is said of all models but the first, which the engine starts from."""
+    """How far the probes differ, of all models but the first, which the engine starts from."""
     with refusals():
         _check_start(models[0], ENGINE_CONFIG)
     differences = asyncio.run(

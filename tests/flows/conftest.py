@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,18 +212,25 @@ def booked_as_trained(metrics: Mapping[str, float]) -> float:
     return metrics["ledger/trained_tokens"] + metrics["ledger/no_update_tokens"]
 
 
-def wait_for(found: Path, process: Train, deadline_s: float = 300.0) -> None:
-    """Until a file is there; fails with the run's own words when it ends before."""
+def wait_until(
+    is_so: Callable[[], bool], what: str, process: Train, deadline_s: float = 300.0
+) -> None:
+    """Fails with the run's own words when it ends before, or when the time is over."""
     ends = time.monotonic() + deadline_s
-    while not found.exists():
+    while not is_so():
         if process.poll() is not None:
             raise AssertionError(
-                f"the run ended with {process.returncode} before {found}: {process.stderr.read()}"
+                f"the run ended with {process.returncode} before {what}: {process.stderr.read()}"
             )
         if time.monotonic() > ends:
             why = process.stacks()
-            raise AssertionError(f"{found} did not appear within {deadline_s:.0f} s: {why}")
+            raise AssertionError(f"{what} did not come within {deadline_s:.0f} s: {why}")
         time.sleep(0.05)
+
+
+def wait_for(found: Path, process: Train, deadline_s: float = 300.0) -> None:
+    """Until a file is there."""
+    wait_until(found.exists, str(found), process, deadline_s)
 
 
 def moment(run: Path, name: str) -> Path:

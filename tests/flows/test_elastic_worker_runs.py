@@ -12,8 +12,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from artifacts.pictures import content_of
 from artifacts.store import Store
 from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.ports import free_port
+from tests.flows import conftest
 from tests.flows.conftest import (
     ADAPTER,
     DRAWN,
@@ -44,6 +46,7 @@ STEPS = 8
 SEEDING, SEEDED_STEPS = "tiny-elastic", 10
 SLOW = "engine.profile.step_s=0.08"  # of a token: a round takes some seconds
 COMES_WITHIN_S = 200.0
+wait_until = partial(conftest.wait_until, deadline_s=COMES_WITHIN_S)
 NO_HOSTS = why_not()
 TOKEN = "of-the-run"
 MISMATCH = "elastic_worker=spot.g1 gone: WeightCheckFailed: spot.g1 must hold the learner's"
@@ -77,20 +80,6 @@ def elastic_worker(
 def handed(run: Path) -> tuple[str, ...]:
     """What an elastic worker is given beside the address."""
     return ("--certificate", str(run / "run.pem"))
-
-
-def wait_until(
-    is_so: Callable[[], bool],
-    what: str,
-    run: Train,
-    within_s: float = COMES_WITHIN_S,
-) -> None:
-    """Fails with the run's own words when that ends before."""
-    ends = time.monotonic() + within_s
-    while not is_so():
-        assert run.poll() is None, f"the run ended before {what}: {run.communicate()}"
-        assert time.monotonic() < ends, f"{what} did not come within {within_s:.0f} s"
-        time.sleep(0.05)
 
 
 def commits(run: Path) -> list[dict[str, Any]]:  # Any: JSON
@@ -364,7 +353,7 @@ def trained_answers(run: Path, process: Train) -> list[tuple[Any, ...]]:  # Any:
         lambda: sum(figure(run, "elastic/tokens")) > 0,
         "an elastic worker's token",
         process,
-        within_s=500.0,
+        deadline_s=500.0,
     )
     (step, *_) = (commit["step"] for commit in commits(run) if commit["metrics"]["elastic/tokens"])
     assert figure(run, "train/mismatch_abs")[step - 1] < 0.02

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # read without torch, as `adapter_slot` is
     from torch import Tensor
 
-_SMALL = 2**14  # numbers up to which fp32 takes less time: in bf16 most of it is overhead
+_SMALL = 2**14  # numbers of a batch, up to which products in bf16 take longer than in fp32
 
 
 def multiply_by_adapter(manager: Any) -> None:  # Any: vLLM's manager of adapters
