@@ -21,7 +21,7 @@ from flows.commands import ask, push
 from tests.flows.asynchronous_records import check, commits, rows
 from tests.flows.conftest import ADAPTER, DRAWN, ENDS_WITHIN_S, ROOT, Launcher, moment, wait_for
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 TOLERANCE_NATS = 0.1
 

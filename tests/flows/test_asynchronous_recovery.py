@@ -26,7 +26,7 @@ from tests.flows.conftest import (
     worker_of,
 )
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 of_every_kind = pytest.mark.parametrize("trained", [*TRAINED, (EXPERTS,)], ids=KINDS_WITH_EXPERTS)
 
 RATIO = 1.5
@@ -59,7 +59,7 @@ def lose_workers(process: subprocess.Popen[str], run: Path, first: str) -> None:
 def test_a_flow_that_is_killed_while_steps_overlap_resumes(
     launcher: Launcher, tmp_path: Path, trained: Settings
 ) -> None:
-    run, num_steps, resume = tmp_path / "overlapped-flow-kills", 5, ""
+    run, num_steps, resume = tmp_path / "overlapped-flow-kills", 8, ""
     for name in ("rounds/00002.json", "00003.safetensors"):
         settings = () if resume else (*SETTINGS, *trained, f'run_name="{run.name}"')
         steps = f"num_steps={num_steps}"
@@ -82,7 +82,7 @@ def test_workers_that_are_killed_while_steps_overlap_are_got_over(
 ) -> None:
     """One of two engines while a step trains and a round goes on, the learner while its weights are
     being published, and the coordinators of both rounds."""
-    run, num_steps = tmp_path / "overlapped-worker-kills", 7
+    run, num_steps = tmp_path / "overlapped-worker-kills", 9
     settings = (*SETTINGS, *trained, f"num_steps={num_steps}", f'run_name="{run.name}"')
     process = launcher.start(tmp_path, *settings, preset="tiny-async")
     lose_workers(process, run, "rounds/00002.json")
@@ -97,7 +97,7 @@ def test_what_is_killed_where_devices_generate_and_train_in_turn_goes_on_with_wh
 ) -> None:
     """The flow when a round has closed, an engine and the coordinators in rounds that go on with
     what one before them left, the learner while it saves: what was recorded is gone on with."""
-    run, num_steps = tmp_path / "in-turn-kills", 7
+    run, num_steps = tmp_path / "in-turn-kills", 9
     asked = ("scheduling.at_update=pause", f"num_steps={num_steps}", f'run_name="{run.name}"')
     process = launcher.start(tmp_path, *SETTINGS, *trained, *asked, preset="tiny-async")
     wait_for(moment(run, "rounds/00002.json"), process)

@@ -13,7 +13,7 @@ import pytest
 from tests.flows.asynchronous_records import check, commits
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for, worker_of
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 NUM_STEPS = 5
 SETTINGS = (

@@ -13,7 +13,7 @@ from artifacts.store import Store
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for
 from tests.flows.test_recovery import digests
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 
 @pytest.fixture(scope="module")

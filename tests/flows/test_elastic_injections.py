@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import BRIEFLY, ROOT, SIMULATED
+from tests.flows.conftest import BRIEFLY, ENDS_WITHIN_S, ROOT, SIMULATED
 from tests.flows.prefect_tables import copy_tables
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 SEED, COUNT = 8, 4
 SLOW = "engine.profile.step_s=0.03"  # of a token: a round takes some seconds
@@ -27,7 +27,9 @@ def test_a_run_whose_elastic_workers_come_and_go_loses_nothing(tmp_path: Path) -
     command += ["--within", "60", "--out", str(tmp_path)]
     for setting in (*SIMULATED, SLOW, BRIEFLY):
         command += ["--set", setting]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    finished = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=ENDS_WITHIN_S
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     told = json.loads(figures.read_text())
     assert told["injections"] >= 1

@@ -34,7 +34,7 @@ from tasks.run.sample_buffer import RoundKey, SampleBuffer, Stage
 from tasks.run.sample_stream import CAPACITIES
 from tasks.run.stream_workers import StreamWorkers
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 PLAN = make_plan(domains=("a",) * 6, accept_per_prompt=4)
 NUM_RESPONSES, MOST_TOKENS = 24, 300

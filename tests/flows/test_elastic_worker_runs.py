@@ -14,7 +14,6 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +25,9 @@ from artifacts.pictures import content_of
 from artifacts.store import Store
 from research.kills.network_hosts import network_hosts, why_not
 from tasks.cluster.ports import free_port
-from tests.flows import conftest
 from tests.flows.conftest import (
     ADAPTER,
+    COMES_WITHIN_S,
     DRAWN,
     ENDS_WITHIN_S,
     ROOT,
@@ -36,17 +35,16 @@ from tests.flows.conftest import (
     Launcher,
     Settings,
     of_both_kinds,
+    wait_until,
 )
 from tests.flows.kept_adapter import KEEPS_ADAPTER
 from tests.flows.train_origin import Train
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 STEPS = 8
 SEEDING, SEEDED_STEPS = "tiny-elastic", 10
 SLOW = "engine.profile.step_s=0.08"  # of a token: a round takes some seconds
-COMES_WITHIN_S = 200.0
-wait_until = partial(conftest.wait_until, deadline_s=COMES_WITHIN_S)
 NO_HOSTS = why_not()
 TOKEN = "of-the-run"
 MISMATCH = "elastic_worker=spot.g1 gone: WeightCheckFailed: spot.g1 must hold the learner's"
@@ -187,7 +185,7 @@ def test_an_elastic_worker_pulls_what_it_needs_and_a_stranger_gets_nothing(
     (token := tmp_path / "token").write_text(TOKEN)
     process = launcher.start(
         tmp_path,
-        *(*SIMULATED, *trained, DRAWN, SLOW, "num_steps=4", f'run_name="{run.name}"'),
+        *(*SIMULATED, *trained, DRAWN, SLOW, "num_steps=8", f'run_name="{run.name}"'),
         *(
             "elastic.enabled=true",
             f'elastic.token_file="{token}"',
@@ -293,7 +291,7 @@ def test_an_elastic_worker_on_another_host_pulls_unasked(
     with network_hosts("far") as hosts:
         process = launcher.start(
             tmp_path,
-            *(*SIMULATED, SLOW, "num_steps=4", f'run_name="{run.name}"', "elastic.enabled=true"),
+            *(*SIMULATED, SLOW, "num_steps=8", f'run_name="{run.name}"', "elastic.enabled=true"),
             *(f'elastic.token_file="{token}"', f'cluster.scheduler_host="{hosts.here}"'),
             f"cluster.scheduler_port={port}",
             f'elastic.weights.allowed_senders=["{hosts.network}"]',

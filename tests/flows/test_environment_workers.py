@@ -18,7 +18,7 @@ from artifacts.reports.environment_processes import read_pools
 from artifacts.store import Store
 from tests.flows.conftest import DRAWN, Launcher, wait_for, worker_of
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 GAME = '{"kind": "guess", "style": "terse", "largest": 10, "max_turns": 4}'
 SLOW = (  # killed in mid-episode

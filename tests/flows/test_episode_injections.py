@@ -12,10 +12,10 @@ import pytest
 
 from research.kills.episode_injections import VICTIMS
 from research.kills.injections import drawn
-from tests.flows.conftest import BRIEFLY, ROOT
+from tests.flows.conftest import BRIEFLY, ENDS_WITHIN_S, ROOT
 from tests.flows.prefect_tables import copy_tables
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 SEED, COUNT = 1506, 4
 SMALL = (
@@ -37,7 +37,9 @@ def test_a_run_of_which_everything_is_killed_once_loses_nothing(tmp_path: Path) 
     command += ["--out", str(tmp_path)]
     for setting in SMALL:
         command += ["--set", setting]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    finished = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=ENDS_WITHIN_S
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     told = json.loads(figures.read_text())
     assert told["injections"] == COUNT

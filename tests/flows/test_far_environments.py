@@ -22,7 +22,6 @@ from tests.flows.conftest import ENDS_WITHIN_S, Launcher, wait_for
 NO_HOSTS = why_not()
 pytestmark = [
     pytest.mark.flow,
-    pytest.mark.timeout(900),
     pytest.mark.skipif(bool(NO_HOSTS), reason=NO_HOSTS or "hosts can be made"),
 ]
 

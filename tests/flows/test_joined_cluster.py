@@ -15,7 +15,7 @@ import pytest
 from research.kills.joined_cluster import JoinedCluster
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 
 WORKERS = ("control", "engine-0", "learner-0", "learner-1")

@@ -18,7 +18,7 @@ from artifacts.store import Store
 from tests.flows.conftest import ENDS_WITHIN_S, SIMULATED, Launcher, wait_for
 from tests.flows.train_origin import Train
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 # so that no engine is on the core of the judge
 APART = 'cluster.roles="rollout: 0, learner: 0-1, judge: 1"'

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.flows.conftest import ROOT
+from tests.flows.conftest import ENDS_WITHIN_S, ROOT
 from tests.flows.prefect_tables import copy_tables
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 KINDS = ("learner", "flow")
 
@@ -24,7 +24,9 @@ def test_killed_runs_train_what_an_undisturbed_one_trains(tmp_path: Path) -> Non
     command += ["--out", str(tmp_path), "--json", str(outcomes)]
     for kind in KINDS:
         command += ["--only", kind]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800)
+    finished = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=ENDS_WITHIN_S
+    )
     assert finished.returncode == 0, finished.stdout + finished.stderr
     learner, flow = json.loads(outcomes.read_text())
     assert (learner["kind"], learner["exits"]) == ("learner", [0])

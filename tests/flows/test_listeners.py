@@ -11,7 +11,7 @@ from listeners import let_in, listeners
 from tasks.cluster.certificate import make_certificate
 from tests.flows.conftest import SIMULATED, Launcher, wait_for
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 SLOW = "engine.profile.step_s=0.3"  # of a token: a round lasts until it has been looked at
 WORKERS = 5  # of the preset: control, two engines, two learners

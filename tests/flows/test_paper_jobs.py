@@ -36,7 +36,7 @@ from tests.flows.test_elastic_worker_runs import (
     wait_until,
 )
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 P0 = R0 = 4  # of SMALL
 STEPS = 24  # of some four seconds: time for the first worker to come, and for the second

@@ -16,7 +16,7 @@ from guarded_service import guarded
 
 from tests.flows.conftest import DRAWN, ENDS_WITHIN_S, SIMULATED, train_words
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 TOKEN, VARIABLE = "t0ken-of-the-verdict-service", "VERDICTS_TOKEN"
 LOOK_S = 0.2  # between two looks at folders that are gone when the run is

@@ -40,7 +40,7 @@ from tests.flows.conftest import (
     worker_of,
 )
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 NUM_STEPS = 5
 MOMENTS = (

@@ -11,7 +11,7 @@ from tasks.cluster.ports import free_port
 from tests.flows.conftest import SIMULATED, Launcher
 from tests.flows.test_elastic_worker_runs import SEEDING, commits, figure, trained_responses
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 
 def told(run: Path, name: str) -> list[float | None]:

@@ -21,7 +21,7 @@ from tasks.run.prompts import is_heldout
 from tests.flows.asynchronous_records import check, rows
 from tests.flows.conftest import SIMULATED, Launcher
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 NUM_STEPS, DELAY_S = 5, 1.5
 

@@ -28,7 +28,7 @@ from tests.flows.conftest import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 PAIR = "engine.tensor_parallel_size=2"
 

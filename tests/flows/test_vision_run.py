@@ -34,7 +34,7 @@ from tests.flows.conftest import (
     wait_for,
 )
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 SETTINGS = ("num_steps=3", "sampling.max_response_tokens=8", "learner.vision=trained", BRIEFLY)
 QWEN3 = f"model.profile={json.dumps({**WARMED_UP, 'architecture': 'qwen3_vl'})}"

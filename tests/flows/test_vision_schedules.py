@@ -14,7 +14,7 @@ from artifacts.pictures import content_of
 from tests.flows.asynchronous_records import check, commits, num_mixed
 from tests.flows.conftest import ENDS_WITHIN_S, Launcher, moment, wait_for, worker_of
 
-pytestmark = [pytest.mark.flow, pytest.mark.engine, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.flow, pytest.mark.engine]
 
 NUM_STEPS, RATIO = 4, 1.5
 SETTINGS = (

@@ -11,7 +11,7 @@ from artifacts.weights import digest, read_weights
 from tests.flows.asynchronous_records import commits
 from tests.flows.conftest import ENDS_WITHIN_S, Launcher, wait_for, worker_of
 
-pytestmark = [pytest.mark.flow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.flow
 
 
 @pytest.mark.parametrize(("transport", "victim"), [("ipc", "learner-0"), ("broadcast", "engine-0")])

@@ -12,7 +12,6 @@ seconds to make. `Launcher.run_command` starts it as a user does.
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import fcntl
 import json
 import os
@@ -36,7 +35,9 @@ import psutil
 from dask.cli import run_cli
 
 from tasks.cluster.fork_server import METHOD, fork_fork_server
+from tasks.cluster.parent import kill_descendants
 from tasks.cluster.process_environment import first_environment
+from tests.flows.whereabouts import SIGNAL, read_whereabouts, tell_when_asked
 
 ROOT = Path(__file__).parents[2]
 PIPE_BYTES = 1 << 20  # a run that goes on after kills has much to say
@@ -51,8 +52,7 @@ IMPORTS = (
 )
 Order = Mapping[str, Any]  # what a program is told. Any: JSON
 Ends = tuple[int, int]  # descriptors that it writes its output and its errors to
-STACKS = signal.SIGUSR2  # at which the processes of a run write where their threads are
-STACK_CHARACTERS = 6_000  # of each process, the last
+STACK_CHARACTERS = 2_500  # of each process of a run that does not go on
 QUIET = {"VLLM_LOGGING_LEVEL": "ERROR"}  # as a fork server imports it
 
 
@@ -122,7 +122,7 @@ class Train(Forked):
         return self.stdout.read(), self.stderr.read()
 
     def stacks(self) -> str:
-        """What a run that does not go on wrote, and its processes with their threads; ends it."""
+        """What a run that does not go on wrote, and where its processes are; ends it."""
         family = [psutil.Process(self.pid)]
         family += family[0].children(recursive=True)
         logs = {}
@@ -131,15 +131,15 @@ class Train(Forked):
                 caught = re.search(
                     r"SigCgt:\s*(\w+)", Path(f"/proc/{process.pid}/status").read_text()
                 )
-                if caught and int(caught[1], 16) >> (STACKS - 1) & 1:
+                if caught and int(caught[1], 16) >> (SIGNAL - 1) & 1:
                     logs[process.pid] = Path(os.readlink(f"/proc/{process.pid}/fd/2"))
-                    process.send_signal(STACKS)
+                    process.send_signal(SIGNAL)
         time.sleep(1.0)
         self.kill()
         self.wait()
         said = [
-            f"{pid}: {log.read_text()[-STACK_CHARACTERS:]}"
-            for pid, log in logs.items()
+            f"{log.stem} {process}: {read_whereabouts(log, process, STACK_CHARACTERS)}"
+            for process, log in logs.items()
             if log.is_file()
         ]
         os.set_blocking(self.stderr.fileno(), False)  # a child may have it open, still
@@ -161,12 +161,20 @@ class TrainOrigin:
                 cwd=ROOT,
                 env=os.environ | dict(environment) | first_environment() | QUIET,
             )
+        self._runs: list[Train] = []
 
     def start(
         self, words: Sequence[str], root: Path, environment: Mapping[str, str] | None = None
     ) -> Train:
         """A run in the background, its artifacts under root. environment: beside the origin's."""
-        return Train(self._orders, words, root, environment or {})
+        self._runs.append(Train(self._orders, words, root, environment or {}))
+        return self._runs[-1]
+
+    def end_runs(self) -> None:
+        """Kill the runs that go on: a failed test leaves them to those after it."""
+        for run in self._runs:
+            run.kill()
+        self._runs.clear()
 
     def start_dask(
         self, words: Sequence[str], environment: Mapping[str, str], log: BinaryIO
@@ -181,8 +189,8 @@ class TrainOrigin:
 
 
 def serve(orders: socket.socket, tables: Path) -> None:
-    """Fork a run for every order, until nobody can give one any more. tables: where to make an
-    empty database of MLflow's."""
+    """Fork a run for every order, until nobody can give one any more; then none goes on. tables:
+    where to make an empty database of MLflow's."""
     for name in IMPORTS:
         import_module(name)
     import_module("artifacts.reports.mlflow_client").open_client(f"sqlite:///{tables}")
@@ -190,6 +198,7 @@ def serve(orders: socket.socket, tables: Path) -> None:
     while True:
         message, ends, *_ = socket.recv_fds(orders, ORDER_BYTES, 3)
         if not message:
+            kill_descendants(os.getpid())
             return
         if os.fork() == 0:
             keep(json.loads(message), tables, *ends)
@@ -218,7 +227,7 @@ def play(message: Order, tables: Path, out: int, err: int) -> NoReturn:
         for stream, end in ((1, out), (2, err)):
             os.dup2(end, stream)
             os.close(end)
-        faulthandler.register(STACKS)
+        tell_when_asked()
         code = PROGRAMS[message["program"]](tables=tables, **message["order"])
         atexit._run_exitfuncs()
         for screen in (sys.stdout, sys.stderr):
