@@ -54,12 +54,14 @@ ui: $(READY) ## serve the Prefect, MLflow and Dask pages of what was run
 
 # whole files go to the process that is free, in the order that tests/conftest.py gives them; a thread
 # for each process, because threads that wait for a core of their neighbours spin
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder \
 	--durations=12
 
 test: lint ## ruff, mypy and the tests of the product
 	$(PYTEST) -m "not recovery" $(ARGS)
 
+# fewer side by side: each has a run of six processes, and kills come at moments of it
+recovery-test: TEST_PROCESSES = 2
 recovery-test: $(READY) ## the tests of the product that kill, lose and join parts of runs
 	$(PYTEST) -m recovery $(ARGS)
 
