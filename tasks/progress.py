@@ -5,10 +5,12 @@ the Dask scheduler, which the terminal reads.
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
+from functools import partial
 
 from distributed import Client, get_client
 from prefect.artifacts import ProgressArtifact, aupdate_progress_artifact
@@ -19,8 +21,12 @@ from tasks.rounds.round_progress import ObservedScheduler, RoundProgress
 from tasks.run.run_context import StepPlan
 from tasks.scheduling.staleness import lag_of
 
+logger = logging.getLogger(__name__)
+
 PROGRESS_EVERY_S = 2.0
 FIRST_AFTER_S = 0.5  # by then the engines, which come first, have got their first requests
+ENDS_WITHIN_S = 10.0  # after its round
+ANSWER_S = 5.0  # the scheduler's, for the counts
 
 
 class ProgressReporter:
@@ -66,8 +72,10 @@ async def shown_progress(plan: StepPlan) -> AsyncIterator[ProgressReporter]:
         yield reporter
     finally:
         showing.cancel()
-        # a picture that failed is no reason to fail the round
-        await asyncio.gather(showing, return_exceptions=True)
+        # a picture that failed is no reason to fail the round, nor is one that does not end to wait
+        await asyncio.wait((showing,), timeout=ENDS_WITHIN_S)
+        if showing.done() and not showing.cancelled() and (error := showing.exception()):
+            logger.info("step=%d progress is not shown: %s", plan.step, error)
 
 
 async def _show(plan: StepPlan, reporter: ProgressReporter) -> None:
@@ -97,7 +105,8 @@ async def _keep(client: Client, plan: StepPlan, progress: RoundProgress | None) 
     """Keep the progress of the round where the terminal reads it; None clears it."""
     key = progress_key(plan.run.run_id, is_evaluation=plan.is_evaluation)
     kept = None if progress is None else asdict(progress)
-    await asyncio.to_thread(client.set_metadata, key, kept)
+    tell = partial(client.sync, client.scheduler.set_metadata, callback_timeout=ANSWER_S)
+    await asyncio.to_thread(tell, keys=key, value=kept)
 
 
 def artifact_key(run_id: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -42,21 +43,49 @@ class Api:
 
 
 class Scheduler:
-    """Keeps when it is told the filling of the round."""
+    """Keeps when it is told the filling of the round; a client of itself."""
 
     def __init__(self) -> None:
+        self.scheduler = self
         self.told_s: list[float] = []
         self.told: dict[str, Mapping[str, object] | None] = {}  # by what progresses
 
-    def set_metadata(self, key: list[str], value: Mapping[str, object] | None) -> None:
-        assert key[:3] == ["rollflow", "run", "progress"]
+    def sync(self, work: Callable[..., None], callback_timeout: float, **named: Any) -> None:
+        assert callback_timeout < progress.ENDS_WITHIN_S
+        work(**named)
+
+    def set_metadata(self, keys: list[str], value: Mapping[str, object] | None) -> None:
+        assert keys[:3] == ["rollflow", "run", "progress"]
         assert value is None or RoundProgress(**value).step == 1  # type: ignore[arg-type]
-        self.told[key[3]] = value
+        self.told[keys[3]] = value
         self.told_s.append(asyncio.get_running_loop().time())
 
 
-async def inline(work: Callable[..., None], *arguments: object) -> None:
-    work(*arguments)
+async def inline(work: Callable[..., None], **named: object) -> None:
+    work(**named)
+
+
+class Endless(Api):
+    """One that waits on although its task is cancelled."""
+
+    async def __aenter__(self) -> Api:
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60.0)
+        await asyncio.sleep(60.0)
+        return self
+
+
+def test_a_bar_that_does_not_end_holds_no_round_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "get_client", Scheduler)
+    monkeypatch.setattr(progress, "prefect_client", lambda: Endless([]))
+    monkeypatch.setattr(asyncio, "to_thread", inline)
+
+    async def a_round() -> float:
+        async with progress.shown_progress(make_step_plan()):
+            await asyncio.sleep(1.0)
+        return asyncio.get_running_loop().time()
+
+    assert run_virtual(a_round()) == 1.0 + progress.ENDS_WITHIN_S
 
 
 @pytest.mark.filterwarnings("ignore:Artifact creation outside")  # there is no task run here
