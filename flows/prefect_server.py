@@ -11,6 +11,7 @@ retries for about a minute."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Iterator
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ from prefect.settings import PREFECT_API_URL
 from artifacts.urls import without_secrets
 
 logger = logging.getLogger(__name__)
+SHOWN_WITHIN_S = 30.0
 VALIDATION = "prefect.flows"  # Prefect's logger of parameters that a flow refuses
 ROOMS = ("artifacts", "flows", "tasks")  # packages whose warnings are sent to Prefect
 
@@ -39,9 +41,15 @@ class PrefectLost(RuntimeError):
 
 
 async def publish_artifact(artifact: Awaitable[object]) -> None:
-    """Await the creation of an artifact; log a failure as a warning, since no run needs one."""
+    """Await the creation of an artifact; log a failure as a warning, since no run needs one, nor
+    waits longer than SHOWN_WITHIN_S for one."""
+    limit = asyncio.timeout(SHOWN_WITHIN_S)
     try:
-        await artifact
+        async with limit:
+            await artifact
+    except TimeoutError as error:
+        told = f"no answer within {SHOWN_WITHIN_S:g} s" if limit.expired() else error
+        logger.warning("artifact not shown in Prefect: %s", told)
     except Exception as error:
         logger.warning("artifact not shown in Prefect: %s: %s", type(error).__name__, error)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from report_factories import make_commit, make_run
 
 from artifacts.store import Store
-from flows import reporter
+from flows import prefect_server, reporter
 from flows.prefect_server import PrefectLost, prefect_loss_explained
 from flows.reporter import TABLE_STEPS, RunReporter
 from tasks.elastic.worker_history import WorkerHistory
@@ -45,6 +46,19 @@ async def test_a_table_that_prefect_does_not_take_ends_no_run(
     await teller.report_step(make_report(()), make_commit(1))
     await teller.caught_up()
     assert "not shown in Prefect: ConnectError: All connection" in caplog.text
+
+
+async def test_a_table_that_prefect_does_not_answer_for_holds_no_run_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def hang(**_: object) -> None:
+        await asyncio.sleep(600.0)
+
+    monkeypatch.setattr(prefect_server, "SHOWN_WITHIN_S", 0.01)
+    teller = teller_of("silent-prefect", monkeypatch, hang)
+    await teller.report_step(make_report(()), make_commit(1))
+    await teller.caught_up()
+    assert "not shown in Prefect: no answer within 0.01 s" in caplog.text
 
 
 async def test_tables_of_steps_do_not_grow_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
