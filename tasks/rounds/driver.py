@@ -68,6 +68,7 @@ class _Round:
         self._sources = EventSources(self._pool, inputs, self._describe_stall)
         self._finished = FinishedResponses(inputs)
         self._events: deque[Event | Published] = deque()
+        self._verdicts: list[Scored] = []  # that are not events yet
         self._tracker = ResponseTracker(inputs, self._pool, self._events.append)
 
     async def play(self) -> RoundResult:
@@ -208,7 +209,12 @@ class _Round:
         self._finished.score(score)
         prompt_id, index, outcome = score.prompt_id, score.index, score.outcome
         event = Scored(prompt_id=prompt_id, index=index, outcome=outcome, reward=score.reward)
-        self._events.append(event)
+        self._verdicts.append(event)
+        # those of a round that scores last come together: what they lead to is the next wave, which
+        # nothing is generated beside
+        if not (self._inputs.plan.scores_last and self._finished.num_unscored):
+            self._events += self._verdicts
+            self._verdicts.clear()
 
     # --- decisions of the scheduler are carried out --------------------------------------------
 

@@ -58,6 +58,15 @@ def last_token_s(result: RoundResult) -> float:
     return max(one.finished_s for one in result.generated)
 
 
+def num_beside(result: RoundResult) -> int:
+    """Verdicts that were under way while something was generated."""
+    return sum(
+        one.submitted_s < score.finished_s and score.started_s < one.finished_s
+        for one in result.generated
+        for score in result.scores
+    )
+
+
 def test_scoring_last_begins_when_nothing_generates_any_more() -> None:
     result, feed = watched(LAST)
     assert (feed.running, feed.handed) == ([0], [16])
@@ -86,6 +95,7 @@ def test_responses_in_place_of_those_without_a_verdict_are_scored_last_again() -
     result, feed = watched(LAST, SimulatedRewardConfig(infra_share=0.3, seed=3))
     assert set(feed.running) == {0}
     assert len(feed.handed) > 1
+    assert num_beside(result) == 0
     assert len(result.groups) + len(result.dropped) == 4
 
 
@@ -96,6 +106,7 @@ def test_prompts_in_place_of_filtered_groups_are_scored_last_again() -> None:
     result, feed = watched(plan)
     assert result.filtered
     assert set(feed.running) == {0}
+    assert num_beside(result) == 0
     assert len(result.groups) == 4
 
 
@@ -165,6 +176,7 @@ def test_what_it_has_chosen_is_generated_anew_where_a_verdict_fails(infra_share:
     result, feed = watched(SHORT_LAST, SimulatedRewardConfig(infra_share=infra_share, seed=3))
     assert set(feed.running) == {0}
     assert len(feed.handed) > 1
+    assert num_beside(result) == 0
     assert len(result.groups) + len(result.dropped) == 4
     assert len(result.deferred) == 2
     generated = [one.response_id for one in result.generated]
