@@ -59,9 +59,8 @@ ARCHITECTURES: Mapping[str, Mapping[str, Any]] = {  # Any: values of configurati
         "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
         "n_shared_experts": 1, "n_group": 2, "topk_group": 2, "first_k_dense_replace": 0,
         "norm_topk_prob": True, "routed_scaling_factor": 1.5, "num_key_value_heads": 2,
-        # kv_lora_rank and qk_rope_head_dim: all that vLLM has a kernel for on CPUs
-        "q_lora_rank": None, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "head_dim": 64,
-        "qk_nope_head_dim": 32, "v_head_dim": 32,
+        "q_lora_rank": 48, "kv_lora_rank": 32, "qk_rope_head_dim": 32, "head_dim": 32,
+        "qk_nope_head_dim": 64, "v_head_dim": 48,
         "topk_method": "noaux_tc", "scoring_func": "sigmoid",  # vLLM asks, transformers knows
     },
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": WINDOW},

@@ -25,14 +25,11 @@ logger = logging.getLogger(__name__)
 TESTED = frozenset(
     {
         "llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3", "olmo2", "smollm3",
-        "granite", "qwen3_moe", "olmoe", "mixtral", "glm4_moe", *SEEING,
+        "granite", "qwen3_moe", "olmoe", "mixtral", "glm4_moe", "deepseek_v3", *SEEING,
     }
 )  # fmt: skip
 ATTENTION = frozenset({"full_attention", "sliding_attention"})
-ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe", "olmoe", "mixtral", "glm4_moe"})
-ENGINE_DIFFERS = {  # what an engine that was tried computes otherwise than the learner
-    "deepseek_v3": "latent attention, whose probes in vLLM were 0.19 nats from the learner's",
-}
+ENGINE_KNOWS_EXPERTS = frozenset({"qwen3_moe", "olmoe", "mixtral", "glm4_moe", "deepseek_v3"})
 ENGINE_WANTS_ONE_KIND = frozenset({"qwen2", "qwen3"})
 # fields of a model's configuration, and what a value other than the usual one means
 CHANGED_NUMBERS = {
@@ -54,9 +51,7 @@ def check_architecture(path: Path) -> Path:
         obstacles.append(
             "windows in some of its layers only, which vLLM refuses for this architecture"
         )
-    if config.model_type in ENGINE_DIFFERS:
-        obstacles.append(ENGINE_DIFFERS[config.model_type])
-    elif has_experts(config) and config.model_type not in ENGINE_KNOWS_EXPERTS:
+    if has_experts(config) and config.model_type not in ENGINE_KNOWS_EXPERTS:
         known = ", ".join(sorted(ENGINE_KNOWS_EXPERTS))
         obstacles.append(f"experts, of which engines were given those of {known} alone")
     _refuse(path, config, obstacles)

@@ -26,7 +26,9 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["gemma3_text", "granite", "qwen3_moe", "mixtral", "glm4_moe"])
+@pytest.mark.parametrize(
+    "name", ["gemma3_text", "granite", "qwen3_moe", "mixtral", "glm4_moe", "deepseek_v3"]
+)
 async def test_published_models_are_what_the_engine_computes_with(
     slot: Slot, tmp_path: Path, name: str
 ) -> None:

@@ -53,7 +53,13 @@ async def answers(engine: VllmEngine, requests: list[Request]) -> list[Generated
 
 @pytest.mark.parametrize(
     ("name", "kv_cache_gb"),
-    [("qwen3_moe", 0.02), ("qwen3_moe", 0.00011), ("mixtral", 0.02), ("glm4_moe", 0.02)],
+    [
+        ("qwen3_moe", 0.02),
+        ("qwen3_moe", 0.00011),
+        ("mixtral", 0.02),
+        ("glm4_moe", 0.02),
+        ("deepseek_v3", 0.02),
+    ],
 )
 async def test_routes_are_those_of_the_model_in_fp32(
     slot: Slot, tmp_path: Path, name: str, kv_cache_gb: float

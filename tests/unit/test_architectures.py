@@ -28,10 +28,7 @@ def test_packed_training_computes_what_the_architecture_does(
     packed_training(save_tiny(name, tmp_path, VOCABULARY))
 
 
-FOR_ENGINES = {
-    "qwen2 with windows": "windows in some of its layers only",
-    "deepseek_v3": "latent attention, whose probes in vLLM were",
-}
+FOR_ENGINES = {"qwen2 with windows": "windows in some of its layers only"}
 
 
 @pytest.mark.parametrize(("name", "reason"), (REFUSED | FOR_ENGINES).items())

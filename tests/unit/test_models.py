@@ -327,7 +327,11 @@ def test_what_is_exported_has_the_trained_weights_and_no_others(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     ("name", "expert"),
-    [("mixtral", "block_sparse_moe.experts.0.w1"), ("glm4_moe", "mlp.experts.0.gate_proj")],
+    [
+        ("mixtral", "block_sparse_moe.experts.0.w1"),
+        ("glm4_moe", "mlp.experts.0.gate_proj"),
+        ("deepseek_v3", "mlp.experts.0.gate_proj"),
+    ],
 )
 def test_a_mixture_is_exported_as_its_checkpoints_are(
     tmp_path: Path, name: str, expert: str
@@ -352,7 +356,7 @@ def test_a_mixture_is_exported_as_its_checkpoints_are(
         assert found[tensor_name].dtype == tensor.dtype
         assert torch.equal(found[tensor_name], tensor), tensor_name
     constants = [each for key, each in found.items() if key.endswith("e_score_correction_bias")]
-    assert len(constants) == (2 if name == "glm4_moe" else 0)
+    assert len(constants) == (0 if name == "mixtral" else 2)
     assert all(each.any() and each.dtype is torch.float32 for each in constants)
 
 

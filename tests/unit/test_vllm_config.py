@@ -102,6 +102,14 @@ def test_heads_of_a_width_that_attention_on_cpus_lacks_are_refused() -> None:
         config.check_model(llama(head_dim=48), on_cpu=True)
 
 
+def test_latent_attention_is_refused_on_gpus_and_has_its_width_on_cpus() -> None:
+    config = VllmEngineConfig(max_model_len=256)
+    latent = {"kv_lora_rank": 32, "head_dim": 24, "qk_head_dim": 96}
+    config.check_model(llama(**latent), on_cpu=True)
+    with pytest.raises(ValueError, match=r"latent attention was tried on CPUs alone: .*; choose"):
+        config.check_model(llama(**latent), on_cpu=False)
+
+
 def test_experts_beside_an_adapter_are_refused_on_cpus() -> None:
     shape = AdapterShape(rank=4, scale=2.0, modules=("q_proj",))
     adapted = VllmEngineConfig(max_model_len=256).model_copy(update={"adapter": shape})

@@ -121,8 +121,9 @@ class VllmEngineConfig(ReplicaConfig):
         return held + self.max_batched_tokens * per_token + logits
 
     def check_model(self, model: Any, on_cpu: bool) -> None:  # Any: as in the base
-        """Raises ValueError if the model has fewer positions than max_model_len or, on CPUs,
-        attention heads of a width, or experts beside an adapter, for which vLLM has no kernels."""
+        """Raises ValueError if the model has fewer positions than max_model_len; on CPUs for
+        attention heads of a width, or experts beside an adapter, for which vLLM has no kernels; on
+        GPUs for latent attention."""
         is_scaled = "factor" in str(getattr(model, "rope_parameters", None))  # vLLM says how far
         kept = [
             getattr(model, name, None) for name in ("max_position_embeddings", "model_max_length")
@@ -133,9 +134,14 @@ class VllmEngineConfig(ReplicaConfig):
                 f"engine.max_model_len must be <= the model's positions ({longest}), got"
                 f" {self.max_model_len}; lower it, and sampling.max_response_tokens with it"
             )
-        head_dim = getattr(model, "head_dim", None) or (
-            model.hidden_size // model.num_attention_heads
-        )
+        if not on_cpu and getattr(model, "kv_lora_rank", None):
+            raise ValueError(
+                "latent attention was tried on CPUs alone: vLLM's engines on GPUs keep products of"
+                " its weights, of which is not known whether a load of new weights makes them anew;"
+                " choose another model"
+            )
+        widths = (getattr(model, name, None) for name in ("qk_head_dim", "head_dim"))
+        head_dim = next(filter(None, widths), model.hidden_size // model.num_attention_heads)
         if on_cpu and head_dim not in CPU_HEAD_DIMS:
             raise ValueError(
                 "on CPUs a model's attention heads must have a width that vLLM has kernels for"

@@ -27,7 +27,7 @@ from artifacts.records import Request, ShownPicture
 from tasks.cluster.ports import LOOPBACK, reach_ranks_by
 from tasks.engines.base import pictures_of
 from tasks.engines.vllm.picture_inputs import PictureInputs
-from tasks.engines.vllm.worker_patches import allow_tiles, leave_out_ranks
+from tasks.engines.vllm.worker_patches import allow_tiles, leave_out_ranks, rotate_every_head
 
 if TYPE_CHECKING:
     from vllm import SamplingParams
@@ -73,6 +73,10 @@ def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs
         from vllm import EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
+    if on_cpu():
+        # latent attention head by head: the products that vLLM would make of its weights lose them,
+        # and on some cores take no fp32
+        os.environ["VLLM_MLA_DISABLE"] = "1"
     try:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
     except ValidationError as error:  # which does not pickle
@@ -83,6 +87,7 @@ def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs
     if on_cpu():
         allow_tiles(engine, arguments["dtype"])
         leave_out_ranks(engine)
+        rotate_every_head(engine)
     return engine
 
 

@@ -1,5 +1,5 @@
-"""Changes to vLLM's workers: the noise of sampling, log-probabilities without ranks, and on
-processors with AMX the permission to use tile registers.
+"""Changes to vLLM's workers: the noise of sampling, log-probabilities without ranks, every head
+rotated, and on processors with AMX the permission to use tile registers.
 
 **Draws.** The noise of a token is a function of the response's seed and the token's position alone:
 
@@ -23,6 +23,11 @@ counts its tokens; `fused_gumbel_argmax` adds to row i Gumbel noise of (seed i, 
 CPU that is a kernel which inductor compiles in every process. Relied on, and guarded by
 `tests/engine/test_unranked.py`: the sampler's `gather_logprobs` is looked up on the instance.
 
+**Rotations.** vLLM's kernel for CPUs takes tokens x (heads * width). Latent attention gives it
+tokens x heads x width, of which it rotates the first head alone: there torch computes in its place.
+Relied on, and guarded by `tests/engine/test_architectures_engine.py`: `_forward_method` is looked
+up on the instance.
+
 **Tiles.** With AMX, bfloat16 attention multiplies in tile registers, which Linux gives to a process
 that has asked by arch_prctl(ARCH_REQ_XCOMP_PERM); any other ends with SIGILL. vLLM's attention does
 not ask (oneDNN does, at a large matrix product): `allow_tiles` asks before the first batch, in
@@ -33,6 +38,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -178,6 +184,32 @@ def leave_out_ranks(workers: VllmWorkers) -> None:
 
 def _take_gathering(worker: Any) -> None:  # Any: vLLM's worker
     worker.model_runner.sampler.gather_logprobs = gather_unranked
+
+
+def rotate_every_head(workers: VllmWorkers) -> None:
+    """Make workers on CPUs rotate all heads of latent attention, not the first alone."""
+    workers.collective_rpc(_take_rotations)
+
+
+def _take_rotations(worker: Any) -> None:  # Any: vLLM's worker
+    from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+    for module in worker.model_runner.get_model().modules():
+        if isinstance(module, RotaryEmbedding):
+            module._forward_method = Rotation(module._forward_method, module.forward_native)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotation:
+    """Rotates queries and keys by vLLM's kernel where it knows how they lie."""
+
+    kernel: Callable[..., Any]  # Any: tensors, as below
+    native: Callable[..., Any]
+
+    def __call__(self, positions: Any, query: Any, *key: Any) -> Any:
+        """query: T x (heads * width), or T x heads x width."""
+        rotate = self.kernel if query.dim() == positions.dim() + 1 else self.native
+        return rotate(positions, query, *key)
 
 
 def gather_unranked(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
