@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import dask
 from prefect import flow
@@ -30,7 +31,7 @@ from artifacts.reports.answers import (
 )
 from artifacts.store import Store
 from artifacts.tables import ResponseRow
-from flows.rl_step import SLOT, all_results
+from flows.rl_step import SLOT, abort_round, all_results
 from flows.run import OpenRun
 from flows.task_runner import result_of
 from tasks.reward import score_responses
@@ -112,7 +113,7 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
-    await all_results(result_of(rollout), result_of(reward))
+    await all_results(partial(abort_round, plan), result_of(rollout), result_of(reward))
     journal_of(plan).drop_parts(plan.step)
     drop_partial(plan)
     report = await asyncio.to_thread(recorded_evaluation, plan)

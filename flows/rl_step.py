@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import dask
@@ -28,6 +30,7 @@ from prefect import flow
 
 from flows.steps import StepOrdering
 from flows.task_runner import result_of
+from tasks.cluster.actors import ActorLost, Remote
 from tasks.learner.reports import (
     GradientReport,
     PolicyReport,
@@ -42,6 +45,7 @@ from tasks.rollout import run_rollout
 from tasks.rounds.report import RolloutReport
 from tasks.run.run_context import StepPlan
 from tasks.run.sample_buffer import RoundAborted
+from tasks.run.sample_stream import ABORT_S, BUFFER
 from tasks.train import accumulate_gradients, publish_weights, update_policy
 
 SLOT = {"coordinator": 1}
@@ -55,21 +59,21 @@ SLOT = {"coordinator": 1}
 async def rl_step(plan: StepPlan, ordering: StepOrdering | None = None) -> StepReport:
     """Roll out, score, train, update, publish. The caller commits the step. ordering: signals for a
     step that overlaps others; None for one that does not. Raises RoundAborted if another failed."""
-    started_s = time.time()
+    started_s, abort = time.time(), partial(abort_round, plan)
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)  # prompts become responses, scored ones become groups
         reward = score_responses.submit(plan)  # a response that is finished gets its score
     if not plan.trains:
-        rolled_out, scored = await all_results(result_of(rollout), result_of(reward))
+        rolled_out, scored = await all_results(abort, result_of(rollout), result_of(reward))
         return untrained(plan, rolled_out, scored, started_s)
     if ordering is not None and not await ordering.may_train(rollout):
-        await all_results(result_of(rollout), result_of(reward))
+        await all_results(abort, result_of(rollout), result_of(reward))
         raise RoundAborted("a step that overlaps this one failed")
     turn_s = time.time()
     with dask.annotate(resources=SLOT):
         gradients = accumulate_gradients.submit(plan)  # accepted groups become sums of gradients
     rolled_out, scored, (accumulated, policy, published) = await all_results(
-        result_of(rollout), result_of(reward), update_and_publish(plan, gradients, ordering)
+        abort, result_of(rollout), result_of(reward), update_and_publish(plan, gradients, ordering)
     )
     return StepReport(
         plan=plan,
@@ -124,9 +128,30 @@ async def update_and_publish(
     return accumulated, policy, await publish_weights(plan, policy)
 
 
-async def all_results(*work: Awaitable[Any]) -> list[Any]:  # Any: of any result
-    """Wait for all concurrent work; raises the failure that caused the others, if any."""
-    results = await asyncio.gather(*work, return_exceptions=True)
+async def abort_round(plan: StepPlan, reason: str) -> None:
+    """Abort the round for all coordinators; none waits on a buffer that is lost."""
+    with suppress(ActorLost, TimeoutError):
+        buffer = await asyncio.to_thread(Remote.connect, plan.run.run_id, BUFFER)
+        await buffer.call("abort", reason, deadline_s=ABORT_S)
+
+
+async def all_results(
+    abort: Callable[[str], Awaitable[None]],
+    *work: Awaitable[Any],  # Any: of any result
+) -> list[Any]:
+    """Wait for all concurrent work; raises the failure that caused the others, if any. abort: makes
+    coordinators end that would wait for one that failed, before it began perhaps."""
+
+    async def watched(each: Awaitable[Any]) -> Any:  # Any: as above
+        try:
+            return await each
+        except RoundAborted:
+            raise
+        except Exception as error:
+            await abort(f"{type(error).__name__}: {error}")
+            raise
+
+    results = await asyncio.gather(*map(watched, work), return_exceptions=True)
     failures = [result for result in results if isinstance(result, BaseException)]
     causes = [failure for failure in failures if not isinstance(failure, RoundAborted)]
     if failures:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -40,6 +41,7 @@ from prefect_dask.task_runners import DaskTaskRunner, PrefectDaskFuture
 
 # a thread per wait: four for a step, two for an evaluation, one for each round that overlaps
 THREADS = ThreadPoolExecutor(64, thread_name_prefix="results")
+_reading = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +120,16 @@ def _context_of_tasks() -> bytes:
     return pickled
 
 
-@lru_cache(maxsize=4)
 def settings_of(pickled: bytes) -> SettingsContext:
-    """The settings of Prefect that a flow pickled. Reading them takes 0.04 s of a core."""
+    """The settings of Prefect that a flow pickled."""
+    with _reading:
+        return _read_settings(pickled)
+
+
+@lru_cache(maxsize=4)
+def _read_settings(pickled: bytes) -> SettingsContext:
+    """Takes 0.04 s of a core. One thread at a time: Prefect's cache of files, which a worker
+    inherits and finds expired, raises KeyError in one of two threads."""
     return SettingsContext(**pickle.loads(pickled))
 
 

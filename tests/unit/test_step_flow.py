@@ -22,6 +22,10 @@ def finished(result: object) -> Future[object]:
     return future
 
 
+async def no_abort(reason: str) -> None:
+    raise AssertionError(f"nothing failed, but {reason}")
+
+
 def test_update_and_publication_follow_the_gradients_and_wait_for_nothing_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -39,7 +43,7 @@ def test_update_and_publication_follow_the_gradients_and_wait_for_nothing_else(
         trained = asyncio.create_task(step_flow.update_and_publish("plan", finished("sums")))  # type: ignore[arg-type]
         await trained
         reward.set_result("verdicts")
-        return await step_flow.all_results(result_of(reward), trained)
+        return await step_flow.all_results(no_abort, result_of(reward), trained)
 
     done = asyncio.run(asyncio.wait_for(step(), timeout=30))
     update_told = "update of sums in plan"
@@ -53,10 +57,34 @@ def test_a_step_tells_the_failure_that_made_the_others_fail() -> None:
     cause.set_exception(ValueError("an engine refused its prompt"))
 
     async def step() -> None:
-        await step_flow.all_results(*map(result_of, (aborted, cause, finished("fine"))))
+        await step_flow.all_results(abort, *map(result_of, (aborted, cause, finished("fine"))))
+
+    reasons: list[str] = []
+
+    async def abort(reason: str) -> None:
+        reasons.append(reason)
 
     with pytest.raises(ValueError, match="refused its prompt"):
         asyncio.run(step())
+    assert reasons == ["ValueError: an engine refused its prompt"]
+
+
+async def test_a_coordinator_that_fails_before_it_begins_lets_none_wait_for_it() -> None:
+    is_aborted = asyncio.Event()
+
+    async def abort(_: str) -> None:
+        is_aborted.set()
+
+    async def refused() -> None:
+        raise KeyError("settings")
+
+    async def waits_for_responses() -> None:
+        await is_aborted.wait()
+        raise RoundAborted("the rollout failed")
+
+    work = step_flow.all_results(abort, waits_for_responses(), refused())
+    with pytest.raises(KeyError, match="settings"):
+        await asyncio.wait_for(work, timeout=30)
 
 
 async def test_who_waits_for_rounds_takes_no_thread_from_others() -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import threading
+import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest.mock import Mock
@@ -74,6 +77,26 @@ def test_tasks_run_in_the_settings_of_the_flow() -> None:
     assert settings_of(sent) is read
     with read.model_copy(), read.model_copy():
         assert PREFECT_API_URL.value() == "http://far:4200/api"
+
+
+def test_threads_that_need_settings_at_once_read_them_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Prefect's own cache of files breaks where two coordinators of a new worker read at once."""
+    reading = threading.Lock()
+
+    def read(**_: object) -> object:
+        assert reading.acquire(blocking=False), "another one reads"
+        time.sleep(0.05)
+        reading.release()
+        return object()
+
+    monkeypatch.setattr(task_runner, "SettingsContext", read)
+    pickled = [distributed_pickle.dumps({"of": name}) for name in ("one", "one", "other")]
+    with ThreadPoolExecutor(len(pickled)) as threads:
+        first, again, other = threads.map(settings_of, pickled)
+    assert first is again
+    assert other is not first
 
 
 class Ends:
