@@ -351,7 +351,6 @@ def trained_answers(run: Path, process: Train) -> list[tuple[Any, ...]]:  # Any:
         lambda: sum(figure(run, "elastic/tokens")) > 0,
         "an elastic worker's token",
         process,
-        deadline_s=500.0,
     )
     (step, *_) = (commit["step"] for commit in commits(run) if commit["metrics"]["elastic/tokens"])
     assert figure(run, "train/mismatch_abs")[step - 1] < 0.02
