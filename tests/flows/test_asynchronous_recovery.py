@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from tests.flows.conftest import (
     wait_for,
     worker_of,
 )
+from tests.flows.train_origin import Train
 
 pytestmark = pytest.mark.flow
 of_every_kind = pytest.mark.parametrize("trained", [*TRAINED, (EXPERTS,)], ids=KINDS_WITH_EXPERTS)
@@ -41,7 +41,7 @@ SETTINGS = (
 )
 
 
-def lose_workers(process: subprocess.Popen[str], run: Path, first: str) -> None:
+def lose_workers(process: Train, run: Path, first: str) -> None:
     """Kill an engine when this file is there, later the learner while its weights are published,
     and the coordinators; the run ends well all the same."""
     for name, victim in (
