@@ -38,7 +38,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -194,22 +193,11 @@ def rotate_every_head(workers: VllmWorkers) -> None:
 def _take_rotations(worker: Any) -> None:  # Any: vLLM's worker
     from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
+    if not getattr(worker.model_config.hf_text_config, "kv_lora_rank", None):
+        return  # its attention is not latent
     for module in worker.model_runner.get_model().modules():
         if isinstance(module, RotaryEmbedding):
-            module._forward_method = Rotation(module._forward_method, module.forward_native)
-
-
-@dataclass(frozen=True, slots=True)
-class Rotation:
-    """Rotates queries and keys by vLLM's kernel where it knows how they lie."""
-
-    kernel: Callable[..., Any]  # Any: tensors, as below
-    native: Callable[..., Any]
-
-    def __call__(self, positions: Any, query: Any, *key: Any) -> Any:
-        """query: T x (heads * width), or T x heads x width."""
-        rotate = self.kernel if query.dim() == positions.dim() + 1 else self.native
-        return rotate(positions, query, *key)
+            module._forward_method = module.forward_native
 
 
 def gather_unranked(logprobs: Any, num_logprobs: int, token_ids: Any) -> Any:
