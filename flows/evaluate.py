@@ -109,7 +109,7 @@ def evaluation_plan(run: OpenRun, step: int, weights: WeightsRef) -> StepPlan:
 
 @flow(name="evaluate", flow_run_name="evaluate-after-{plan.step:05d}", validate_parameters=False)
 async def evaluate(plan: StepPlan) -> EvaluationReport:
-    """Generate answers to the held-out prompts and score them."""
+    """Generate and score answers to the held-out prompts."""
     with dask.annotate(resources=SLOT):
         rollout = run_rollout.submit(plan)
         reward = score_responses.submit(plan)
@@ -122,13 +122,13 @@ async def evaluate(plan: StepPlan) -> EvaluationReport:
 
 
 def recorded_evaluation(plan: StepPlan) -> EvaluationReport | None:
-    """Read the scores of a planned evaluation; None if it is not recorded."""
+    """Read the recorded scores of a planned evaluation; None without a record."""
     return kept_evaluation(store_of(plan), plan.step, plan.weights.version)
 
 
 def kept_evaluation(store: Store, step: int, version: int) -> EvaluationReport | None:
-    """Read the scores of the evaluation after a step; None if it is not recorded. store: the folder
-    of the run's evaluations. version: the weight version that answered."""
+    """Read the recorded scores of the evaluation after a step; None without a record. store: the
+    folder of the run's evaluations. version: the weight version that answered."""
     rollout = read_round(store, step)
     if rollout is None:
         return None

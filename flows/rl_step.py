@@ -129,7 +129,7 @@ async def update_and_publish(
 
 
 async def abort_round(plan: StepPlan, reason: str) -> None:
-    """Abort the round for all coordinators; none waits on a buffer that is lost."""
+    """Abort all open rounds of the run; no coordinator waits on a buffer that is lost."""
     with suppress(ActorLost, TimeoutError):
         buffer = await asyncio.to_thread(Remote.connect, plan.run.run_id, BUFFER)
         await buffer.call("abort", reason, deadline_s=ABORT_S)
@@ -139,8 +139,8 @@ async def all_results(
     abort: Callable[[str], Awaitable[None]],
     *work: Awaitable[Any],  # Any: of any result
 ) -> list[Any]:
-    """Wait for all concurrent work; raises the failure that caused the others, if any. abort: makes
-    coordinators end that would wait for one that failed, before it began perhaps."""
+    """Wait for all concurrent work; raises the failure that caused the others, if any. abort: ends
+    the coordinators that wait for a failed one, which may have failed before its first line."""
 
     async def watched(each: Awaitable[Any]) -> Any:  # Any: as above
         try:

@@ -30,7 +30,7 @@ ANSWER_S = 5.0  # the scheduler's, for the counts
 
 
 class ProgressReporter:
-    """Counts what a round has launched, finished and accepted."""
+    """Counts the responses that a round has launched, finished and accepted."""
 
     def __init__(self, plan: StepPlan) -> None:
         self.scheduler = ObservedScheduler(plan.scheduler(), plan.round)  # decides the round
@@ -102,7 +102,7 @@ async def _show(plan: StepPlan, reporter: ProgressReporter) -> None:
 
 
 async def _keep(client: Client, plan: StepPlan, progress: RoundProgress | None) -> None:
-    """Keep the progress of the round where the terminal reads it; None clears it."""
+    """Keep a round's progress on the scheduler, where the terminal reads; None clears the entry."""
     key = progress_key(plan.run.run_id, is_evaluation=plan.is_evaluation)
     kept = None if progress is None else asdict(progress)
     tell = partial(client.sync, client.scheduler.set_metadata, callback_timeout=ANSWER_S)

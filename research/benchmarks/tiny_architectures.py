@@ -100,7 +100,7 @@ def save_tiny(
     seed: int = 0,
     changes: Mapping[str, Any] | None = None,  # Any: as above
 ) -> Path:
-    """Build an architecture of the table at random and save it, without a tokenizer. Buffers do not
+    """Save an architecture of the table with random weights, without a tokenizer. Buffers do not
     depend on the seed: they are the same in all versions of a run."""
     fields = {**SIZES, "vocab_size": vocabulary, **ARCHITECTURES[name], **(changes or {})}
     model_type = fields.pop("model_type", name)

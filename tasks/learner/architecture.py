@@ -99,7 +99,7 @@ def replays_routes(
 
 
 def check_packed(path: Path) -> None:
-    """Raises ValueError unless packed training computes what the model does."""
+    """Raise ValueError if packed training cannot compute a model of this architecture."""
     config = read_config(path)
     _refuse(path, config, list(_obstacles(config)))
 

@@ -136,7 +136,7 @@ class _Round:
     # --- answers of the sources become events --------------------------------------------------
 
     async def _listen(self) -> None:
-        """Wait for the next answer of a source, and turn it into events."""
+        """Wait for the next answer of a source and append the answer's events."""
         tracker = self._tracker
         are_verdicts_due = self._finished.num_unscored > 0 and not tracker.is_closed
         incoming = await self._sources.next(verdicts=are_verdicts_due, max_s=tracker.due_in_s)

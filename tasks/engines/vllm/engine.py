@@ -251,7 +251,7 @@ class VllmEngine(Replica):
         self._thread: SteppingThread[VllmCore] = SteppingThread(name, build, cure)
 
     def start(self) -> None:
-        """Build the engine in its thread; returns when it is ready, on a GPU after minutes."""
+        """Build the engine in its thread; returns with the engine ready, on a GPU after minutes."""
         self._thread.start(self._config.start_deadline_s)
 
     async def submit(self, requests: Sequence[Request]) -> None:

@@ -37,11 +37,11 @@ PROBE = "probe"
 
 
 def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
-    """Bind this thread, and the compute threads that it will start, to the cores; size torch's
-    thread pool to their number. VLLM_CPU_OMP_THREADS_BIND has no effect on an engine in process;
-    the ranks of a tensor-parallel replica take their cores from it, or want a NUMA node each.
-    OpenMP reads its environment once, so the thread count is set before torch is imported, where
-    that is still possible."""
+    """Bind this thread, and the compute threads started from here, to the cores; size torch's
+    thread pool to the number of cores. VLLM_CPU_OMP_THREADS_BIND has no effect on an engine in
+    process; the ranks of a tensor-parallel replica take their cores from it, or want a NUMA node
+    each. OpenMP reads its environment once, so the thread count is set before torch is imported,
+    where that is still possible."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     if num_ranks > 1:
         os.environ["VLLM_CPU_OMP_THREADS_BIND"] = cores_of_ranks(cpu_ids or (), num_ranks)
@@ -56,7 +56,7 @@ def pin_this_thread(cpu_ids: tuple[int, ...] | None, num_ranks: int) -> None:
 
 
 def cores_of_ranks(cpu_ids: Sequence[int], num_ranks: int) -> str:
-    """The cores of each rank as vLLM has it, "0,1|2,3"; "nobind" if they cannot be shared out."""
+    """The cores of each rank in vLLM's notation, "0,1|2,3"; "nobind" if shares would differ."""
     share, rest = divmod(len(cpu_ids), num_ranks)
     if not share or rest:
         return "nobind"
@@ -74,8 +74,8 @@ def build_llm_engine(arguments: dict[str, Any]) -> LLMEngine:  # Any: EngineArgs
         from vllm.v1.engine.llm_engine import LLMEngine
 
     if on_cpu():
-        # latent attention head by head: the products that vLLM would make of its weights lose them,
-        # and on some cores take no fp32
+        # latent attention head by head: vLLM's backend for it keeps products of the weights alone,
+        # which no later version can be loaded into, and on some cores has no fp32
         os.environ["VLLM_MLA_DISABLE"] = "1"
     try:
         engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
@@ -129,7 +129,7 @@ def _params(**arguments: Any) -> SamplingParams:  # Any: as above
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """What the requests of one weight version have in common."""
+    """The cache salt, adapter and picture inputs that the requests of one weight version share."""
 
     salt: str | None = None  # requests share KV cache only if they have the same
     adapter: Any = None  # Any: vLLM's LoRARequest; None for the model alone
@@ -145,8 +145,8 @@ def enter(
     entry: Entry,
     pictures: Sequence[ShownPicture] = (),
 ) -> str:
-    """Submit a request to vLLM and return vLLM's internal id of it. pictures: that the tokens
-    show."""
+    """Submit a request to vLLM; returns vLLM's internal id of the request. pictures: that the
+    tokens show."""
     from vllm.inputs.engine import tokens_input
 
     if pictures:
